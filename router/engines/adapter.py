@@ -178,6 +178,10 @@ class EngineAdapter:
         """Why the engine serves nobody for a while, from the start of an error response; "" for any other error."""
         return ""
 
+    def is_dead(self, said: bytes) -> bool:
+        """Whether an error, in a response or an event, says that the engine is gone while its server still responds."""
+        return False
+
     def fault(self, faults: bytes, pod: Pod) -> str:
         """Which of these faults keeps the pod from serving; "" if none does."""
         return ""

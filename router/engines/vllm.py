@@ -105,6 +105,9 @@ class Vllm(EngineAdapter):
     def pause_reason(self, said: bytes) -> str:
         return next((reason for text, reason in _PAUSES.items() if text in said), "")
 
+    def is_dead(self, said: bytes) -> bool:
+        return _DEAD in said
+
     def fault(self, faults: bytes, pod: Pod) -> str:
         """A pod without a rank has a fault only if all its engines have one: else its front end uses the others."""
         reported = decode(faults, _Faults)
@@ -122,6 +125,8 @@ class Vllm(EngineAdapter):
         return b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, pod.max_model_len_tokens), b'],"token_strs":null}'
 
 
+_DEAD = b"EngineCore encountered an issue."
+"""How `EngineDeadError` begins (`v1/engine/exceptions.py`), which is not recoverable; errors of one request differ."""
 _PAUSES = {
     b"The model is currently scaling": "the engine changes its number of ranks",
     b"rank has been retired": "the engine has retired this rank",

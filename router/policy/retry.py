@@ -5,9 +5,11 @@
     StaleConnection  a kept connection died    once, on the same pod, connected anew     never
     UpstreamBroken   reset, cut, garbled       within the budget, on the next candidate  never
     502, 503, 504    status of the pod         within the budget, on the next candidate  never
+    500              whose engine is dead      within the budget, on the next candidate  never
     UpstreamTimeout  no answer in time         within the budget, on the next candidate  never
     HandoffFailed    a split failed            always, without that handoff              never
 
+A 500 of a dead engine is one that says so (`EngineAdapter.is_dead`). Any other may be due to the body, and is returned.
 "The first byte" is the first byte sent to the client. Without budget the client gets the failure: if most requests
 fail, retrying all of them would multiply the load on the remaining pods. A handoff can be used once: a request whose
 handoff failed has not been answered by any pod yet, so the budget does not count its next attempt.

@@ -12,6 +12,7 @@ import msgspec
 from router.apis.api import CHAT_FORMAT, ResponseFormat
 from router.types import Endpoint
 
+ERROR_EVENT = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
 _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16

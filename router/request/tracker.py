@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
+from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
 from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
@@ -32,6 +33,7 @@ from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions
+from router.request.response_reader import ERROR_EVENT
 from router.types import PodId
 
 UNARY_PREFILL_SLACK = 1.5
@@ -67,7 +69,6 @@ class Tracker:
     _last_step_s: float | None = None
     has_sent: bool = False
     """Whether a piece was given to the client: then nothing can be retried."""
-
     last_events: bytes = b""
     """What completes a broken stream without a pod."""
 
@@ -198,7 +199,7 @@ class Tracker:
     def piece(self, piece: bytes, now_s: float) -> bytes:
         """What goes to the client when this piece has come; nothing while it is held. An unstreamed response is held
         until it is complete, and events that precede the prefill until the next one: a pod that fails until then can
-        be replaced."""
+        be replaced. Raises `UpstreamBroken` where what was held says so."""
         has_token, held = self.context.reader.feed(piece), self._held
         if held is not None:
             held.append(piece)
@@ -214,7 +215,7 @@ class Tracker:
         return piece
 
     def rest(self, now_s: float) -> bytes:
-        """The pod has sent all: what was held until now, for the client."""
+        """The pod has sent all: what was held until now, for the client. Raises as `piece`."""
         return b"" if self._held is None else self._release_held(now_s)
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
@@ -267,13 +268,23 @@ class Tracker:
         return True
 
     def _release_held(self, now_s: float) -> bytes:
-        held, self._held = self._held or [], None
-        self.has_sent = True
+        held = self._held or []
+        joined = held[0] if len(held) == 1 else b"".join(held)
+        if self._says_dead(joined) and not self.is_last and self._has_budget(now_s):
+            raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
+        self._held, self.has_sent = None, True
         if self._begun:
             self._first_token(now_s)
         if held:
             self._stepped(now_s)
-        return held[0] if len(held) == 1 else b"".join(held)
+        return joined
+
+    def _says_dead(self, held: bytes) -> bool:
+        """Whether a held error says that the pod's engine is gone. The answer of a model may say so, too."""
+        candidate = self.context.candidate
+        assert candidate is not None
+        is_error = self.context.status == DOUBTFUL_STATUS or (not self._holds_all and ERROR_EVENT.search(held))
+        return bool(is_error) and ENGINES[candidate.plan.pod.engine].is_dead(held)
 
     def _stepped(self, now_s: float) -> None:
         """A piece has come: about one decode step of the pod that answers."""

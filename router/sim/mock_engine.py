@@ -125,8 +125,9 @@ class MockEngine:
             self._steps.halt()
         elif fault.kind is FaultKind.CORE_DIES:
             self.faults.arm(Fault(kind=FaultKind.UNHEALTHY, count=None))
-            self.faults.arm(Fault(kind=FaultKind.STATUS, count=None))
-            self._steps.restart(core_died())
+            error = core_died()
+            self.faults.arm(Fault(kind=FaultKind.STATUS, count=None, message=str(error)))
+            self._steps.restart(error)
         elif fault.kind is FaultKind.THROTTLE:
             self._steps.slowdown = fault.factor
         elif fault.kind is FaultKind.SLOW_LINK:

@@ -59,15 +59,24 @@ class MemoryExchange:
             self.fail(error)
             return False
 
-    def piece(self, piece: bytes) -> None:
-        """The pod sends a piece of its body."""
+    def piece(self, piece: bytes) -> bool:
+        """The pod sends a piece of its body. False where the request goes to another pod instead."""
         assert self.tracker is not None
-        self.received += self.tracker.piece(piece, self.core.clock.now_s())
+        try:
+            self.received += self.tracker.piece(piece, self.core.clock.now_s())
+            return True
+        except UpstreamError as error:
+            self.fail(error)
+            return False
 
     def end(self) -> None:
-        """The response is complete."""
+        """The response is complete, unless the request goes to another pod instead."""
         assert self.tracker is not None
-        self.received += self.tracker.rest(self.core.clock.now_s())
+        try:
+            self.received += self.tracker.rest(self.core.clock.now_s())
+        except UpstreamError as error:
+            self.fail(error)
+            return
         self.tracker.complete(self.core.clock.now_s())
         self._finish()
 

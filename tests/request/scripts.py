@@ -25,9 +25,7 @@ def responding(status: int, *pieces: bytes, is_stream: bool = False) -> Script:
     """A whole response."""
 
     def respond(exchange: MemoryExchange) -> None:
-        if exchange.head(status, is_stream=is_stream):
-            for piece in pieces:
-                exchange.piece(piece)
+        if exchange.head(status, is_stream=is_stream) and all(map(exchange.piece, pieces)):
             exchange.end()
 
     return respond

@@ -55,6 +55,49 @@ def test_another_server_error_is_relayed_without_a_retry() -> None:
     assert (served.status, served.asked, pods.held_against("a")) == (500, ["a"], [(0, 1)])
 
 
+GONE = b'{"error": {"message": "EngineCore encountered an issue. See stack trace", "code": 500}}'
+ENDED = b"data: " + GONE + b"\n\ndata: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "is_stream"),
+    [
+        (responding(500, GONE), False),
+        (responding(500, GONE[:30], GONE[30:]), True),
+        (responding(200, ENDED, is_stream=True), True),
+    ],
+)
+def test_a_pod_whose_engine_is_gone_is_replaced(first: Script, is_stream: bool) -> None:
+    """Its server says so in a 500, or at the beginning of a stream, while it still responds."""
+    pods = ScriptedPods(a=first, b=serving)
+    served = pods.chat(stream=is_stream)
+    assert (served.status, served.received) == (200, TOKEN + LAST if is_stream else WHOLE)
+    assert (served.asked, pods.held_against("ab")) == (["a", "b"], [(1, 0), (0, 0)])
+    assert (retries(pods, "upstream_broken"), pods.is_idle()) == (1, True)
+
+
+def test_the_last_pod_whose_engine_is_gone_is_relayed() -> None:
+    """Two received the request, which may be the cause: a third one does not."""
+    pods = ScriptedPods(retries=3, a=responding(500, GONE), b=responding(500, GONE), c=serving)
+    served = pods.chat()
+    assert (served.status, served.received, served.asked) == (500, GONE, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("first", "is_stream"),
+    [
+        (responding(200, WHOLE.replace(b"hello", b"EngineCore encountered an issue.")), False),
+        (responding(200, TOKEN.replace(b"hello", b"EngineCore encountered an issue."), is_stream=True), True),
+        (responding(200, TOKEN, ENDED, is_stream=True), True),
+    ],
+)
+def test_an_answer_about_an_engine_that_is_gone_is_an_answer(first: Script, is_stream: bool) -> None:
+    """The words of a model are no failure; nor can a stream be replaced whose client has read of it."""
+    pods = ScriptedPods(a=first, b=serving)
+    served = pods.chat(stream=is_stream)
+    assert (served.status, served.asked) == (200, ["a"]) and b"EngineCore" in served.received
+
+
 @pytest.mark.parametrize("status", [400, 404, 413, 429, 501, 505])
 def test_a_refusal_is_no_failure_of_the_pod(status: int) -> None:
     """Nor does it clear earlier ones: a client could keep a broken pod in the fleet by sending nonsense."""

@@ -45,6 +45,7 @@ class Row:
 BEFORE_THE_FIRST_BYTE = {
     "connect refused": Row(Fault(kind=FaultKind.REFUSE), "connect_failed"),
     "503": Row(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE), "upstream_broken"),
+    "engine gone": Row(Fault(kind=FaultKind.CORE_DIES), "upstream_broken"),
     "reset before the headers": Row(Fault(kind=FaultKind.RESET, count=None), "upstream_broken"),
     "reset inside the headers": Row(raw("HTTP/1.1 200 OK\r\ncontent-ty", "reset"), "upstream_broken"),
     "reset after the headers": Row(raw(SSE, "reset"), "upstream_broken"),

@@ -115,7 +115,8 @@ async def test_a_request_that_ends_in_any_way_makes_place_for_another(
             await chat(deployment.client, **fields)
         body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000, "stream": True}
         async with deployment.client.stream("POST", CHAT, json=body, headers=CLIENT) as stream:
-            await anext(stream.aiter_bytes())
+            pieces = stream.aiter_bytes()  # dropped, it would close the stream
+            await anext(pieces)
             refused = await chat(deployment.client)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
 

@@ -100,7 +100,8 @@ async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) ->
         billed(deploy, tmp_path, admission=CLOSED, engine={"time_scale": 0.2}) as (deployment, usage),
         deployment.client.stream("POST", CHAT, json=endless) as stream,
     ):
-        await anext(stream.aiter_lines())
+        lines_of_stream = stream.aiter_lines()  # dropped, it would close the stream
+        await anext(lines_of_stream)
         queued = deployment.program.metrics[of_requests.QUEUED].labels()
         waiting = asyncio.create_task(send(deployment, text="y " * 999))
         await deployment.until(lambda: queued.value == 1)

@@ -15,7 +15,6 @@ refuses that body or fails, the next candidate receives the client's own body.
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -41,7 +40,7 @@ from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
-from router.request.response_reader import ResponseReader
+from router.request.response_reader import ERROR_EVENT, ResponseReader
 from router.request.tracker import Tracker
 from router.types import Pod, PodId, PodState
 
@@ -53,7 +52,6 @@ WATCH_INTERVAL_S = 0.25
 MAX_WARNED, MAX_SHOWN = 1024, 200
 
 # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
-_ERROR_EVENT = re.compile(rb'data: ?\{"error"')
 log = structlog.get_logger()
 
 
@@ -308,7 +306,7 @@ class SplitExecutor:
         elif reply.status >= 400:
             attempt.decode_failed(f"status {reply.status}")
         first = await reply.read()
-        if is_stream(reply.headers) and _ERROR_EVENT.match(first):
+        if is_stream(reply.headers) and ERROR_EVENT.match(first):
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
             self._breaker.success(prefill)

@@ -72,6 +72,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     kind: FaultKind
     count: int | None = 1
     status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+    message: str = "injected fault"
     after_chunks: int | None = None
     """None is 1; an immediate fault that has it waits for a stream with this many tokens."""
     pause_s: float = 0.05

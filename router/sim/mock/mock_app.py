@@ -276,7 +276,7 @@ class EngineApp:
         if fault is None or fault.kind in (FaultKind.SLOW, *STREAM_FAULTS):
             return False
         if fault.kind is FaultKind.STATUS:
-            raise EngineError("injected fault", status=fault.status)
+            raise EngineError(fault.message, status=fault.status)
         if fault.kind is FaultKind.RAW:
             await exchange.write_raw(fault.raw.encode("latin-1"), fault.piece_bytes)
         if fault.kind is FaultKind.RESET or (fault.kind is FaultKind.RAW and fault.then == "reset"):
