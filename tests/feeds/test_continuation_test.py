@@ -38,6 +38,8 @@ class World:
         self.fleet.describe("a", models=("m",), version="0.32.0")
         network["a"].answers |= dict.fromkeys([one.value for one in BOTH], self.answer)
         self.takes_ids = self.writes_the_same = self.sends_ids = True
+        self.stalls = 0
+        """The next answers of this number are sent as one event each."""
         self.words: AnswerWords | None = answer_words(text_of, lambda _: None)
         timing = SelfTestTiming(0.001, 0.05, 0.05)
         self.feed = ContinuationTestFeed(self.fleet, network.post, lambda _model: self.words, timing)
@@ -59,7 +61,9 @@ class World:
         return self.stream(given, ANSWER[begin : begin + body["max_tokens"]], is_chat=is_chat)
 
     def stream(self, given: list[int], text: str, *, is_chat: bool) -> bytes:
-        events: list[dict[str, Any]] = [{"choices": [self.choice(one, is_chat=is_chat)]} for one in text]
+        parts = [text] if self.stalls > 0 else list(text)
+        self.stalls -= 1
+        events: list[dict[str, Any]] = [{"choices": [self.choice(one, is_chat=is_chat)]} for one in parts]
         role = {"index": 0, "delta": {"role": "assistant", "content": ""}}
         first: dict[str, Any] = {"choices": [role]} if is_chat else events[0]
         (first if is_chat else first["choices"][0])["prompt_token_ids"] = given
@@ -69,7 +73,12 @@ class World:
 
     def choice(self, said: str, *, is_chat: bool) -> dict[str, Any]:
         text: dict[str, Any] = {"delta": {"content": said}} if is_chat else {"text": said}
-        return {"index": 0, **text, "finish_reason": None, "token_ids": [ord(said)] if self.sends_ids else None}
+        return {
+            "index": 0,
+            **text,
+            "finish_reason": None,
+            "token_ids": list(map(ord, said)) if self.sends_ids else None,
+        }
 
 
 @pytest.fixture
@@ -84,6 +93,14 @@ async def test_a_pod_that_continues_its_own_answer_is_trusted(world: World) -> N
     asked = world.bodies[1]["kv_transfer_params"]["prompt_token_ids"]
     assert asked[:3] == [7, 8, 9] and ANSWER.startswith(text_of(asked[3:], False)) and len(asked) > 5
     assert [body["max_tokens"] for body in world.bodies[:2]] == [16, 16 - len(asked) + 3]
+
+
+@pytest.mark.parametrize("stalls", [1, 2])
+async def test_an_answer_in_a_single_event_proves_nothing_and_is_asked_for_again(world: World, stalls: int) -> None:
+    """A server that stands still while its engine goes on sends all tokens at once."""
+    world.stalls = stalls
+    assert await world.feed.test(world.now)
+    assert (world.now.continues, len(world.bodies)) == (BOTH, 4 + stalls)
 
 
 @pytest.mark.parametrize("fault", ["takes_ids", "writes_the_same", "sends_ids"])

@@ -111,12 +111,12 @@ def await_pictures(admin_url: str) -> None:
 
 
 def await_continuation(admin_url: str) -> None:
-    """Wait until the router has proven for all pods that they continue streams, and sends requests to all."""
+    """Wait until the router has proven for all pods that they continue chats and completions, and all are ready."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     pods: list[dict[str, Any]] = []
     while time.monotonic() < deadline_s:
         pods = httpx.get(f"{admin_url}/admin/pods").json()
-        if all(pod["continues"] and pod["state"] == "ready" for pod in pods):
+        if all(len(pod["continues"]) > 1 and pod["state"] == "ready" for pod in pods):
             return
         time.sleep(0.1)
     raise AssertionError(f"continuation is not proven for all of {pods}")

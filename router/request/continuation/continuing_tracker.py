@@ -321,7 +321,7 @@ class ContinuingTracker(Tracker):
         """The best candidate of a new decision, on a pod that has not failed this request and is like the first one."""
         try:
             _, decision = self.decide_again(self.context, now_s)
-            return other_pod(self.context, decision)
+            return other_pod(self.context, decision, self.asked.endpoint)
         except RouterError:
             return None
 

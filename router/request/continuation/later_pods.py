@@ -13,6 +13,7 @@ from typing import TypeVar
 from router.decision import Candidate, Direct, RouteDecision
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
+from router.types import Endpoint
 
 MOVED = "moved"
 """Why a stream leaves a pod that is drained, which has not failed: it may come back once the pod is another one."""
@@ -22,13 +23,15 @@ SHARE = 0.1
 StreamT = TypeVar("StreamT")
 
 
-def other_pod(context: RequestContext, decision: RouteDecision) -> Candidate | None:
-    """The best candidate on a pod that has not failed this request and is like the one that has it."""
+def other_pod(context: RequestContext, decision: RouteDecision, endpoint: Endpoint) -> Candidate | None:
+    """The best candidate on a pod that has not failed this request and is like the one that has it, for the `endpoint`
+    that it was asked at."""
     assert context.candidate is not None
     first, failed = context.candidate.pod, {one.pod for one in context.failures if one.error != MOVED}
     for candidate in decision.candidates:
         pod = candidate.pod
-        alike = (pod.engine, pod.version, pod.continues) == (first.engine, first.version, first.continues)
+        is_proven = endpoint in pod.continues or endpoint not in first.continues
+        alike = is_proven and (pod.engine, pod.version) == (first.engine, first.version)
         if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
             return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
     return None

@@ -122,7 +122,7 @@ class SessionTurn:
         now_s, context = self.core.clock.now_s(), self.context
         self._streams[pod] -= rest is not self.request
         self._tracker.release(now_s)
-        candidate = other_pod(context, self.core.decisions.decide_again(context, now_s)[1])
+        candidate = other_pod(context, self.core.decisions.decide_again(context, now_s)[1], context.request.endpoint)
         if candidate is not None:
             self.request = rest
             context.answered_tokens = rest.prompt_tokens - self.session.requests[self.number].prompt_tokens

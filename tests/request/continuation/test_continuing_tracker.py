@@ -149,6 +149,17 @@ def test_other_pod_continues_and_client_reads_one_answer(name: str, share: float
     assert fleet.counted[0][1:] == ("connection", "joined")
 
 
+@pytest.mark.parametrize("more", [frozenset({Endpoint.COMPLETIONS}), frozenset[Endpoint]()])
+def test_pod_that_has_shown_more_continues_a_chat_and_one_that_has_not_shown_chats_does_not(
+    more: frozenset[Endpoint],
+) -> None:
+    fleet = Fleet("bytes", plans="ab")
+    fleet.answer(0.5)
+    fleet.core.fleet.learn("b", continues=more | ({Endpoint.CHAT} if more else set()))
+    assert fleet.fail() == bool(more)
+    fleet.close()
+
+
 def test_tokens_count_once() -> None:
     fleet, expected = Fleet("bytes"), case_named("bytes")["usage"]
     fleet.answer(0.5)
