@@ -12,7 +12,7 @@ import msgspec
 from router.apis.api import CHAT_FORMAT, ResponseFormat
 from router.types import Endpoint
 
-ERROR_EVENT = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
+_ERROR_EVENT = re.compile(rb'^data: ?\{"error"', re.MULTILINE)
 _USAGE = re.compile(rb'"usage": ?\{')
 _USAGE_KEY = b'"usage"'
 _MAX_USAGE_KEY_BYTES = 16
@@ -25,6 +25,11 @@ _SEARCH_BYTES = 64 * 1024
 """After this many bytes a response without a recognized token counts as begun."""
 _MAX_TOKEN_KEY_BYTES = 64
 """No match of a pattern for the first token is longer."""
+
+
+def has_early_error(stream: bytes) -> bool:
+    """Whether an error is among the first events of a stream."""
+    return _ERROR_EVENT.search(stream, 0, _SEARCH_BYTES) is not None
 
 
 class ResponseReader(msgspec.Struct, gc=False):

@@ -33,7 +33,7 @@ from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions
-from router.request.response_reader import ERROR_EVENT
+from router.request.response_reader import has_early_error
 from router.types import PodId
 
 UNARY_PREFILL_SLACK = 1.5
@@ -283,8 +283,8 @@ class Tracker:
         """Whether a held error says that the pod's engine is gone. The answer of a model may say so, too."""
         candidate = self.context.candidate
         assert candidate is not None
-        is_error = self.context.status == DOUBTFUL_STATUS or (not self._holds_all and ERROR_EVENT.search(held))
-        return bool(is_error) and ENGINES[candidate.plan.pod.engine].is_dead(held)
+        is_error = self.context.status == DOUBTFUL_STATUS or (not self._holds_all and has_early_error(held))
+        return is_error and ENGINES[candidate.plan.pod.engine].is_dead(held)
 
     def _stepped(self, now_s: float) -> None:
         """A piece has come: about one decode step of the pod that answers."""

@@ -40,7 +40,7 @@ from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
-from router.request.response_reader import ERROR_EVENT, ResponseReader
+from router.request.response_reader import ResponseReader, has_early_error
 from router.request.tracker import Tracker
 from router.types import Pod, PodId, PodState
 
@@ -306,7 +306,7 @@ class SplitExecutor:
         elif reply.status >= 400:
             attempt.decode_failed(f"status {reply.status}")
         first = await reply.read()
-        if is_stream(reply.headers) and ERROR_EVENT.match(first):
+        if is_stream(reply.headers) and has_early_error(first):
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
             self._breaker.success(prefill)
