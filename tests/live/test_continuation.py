@@ -91,7 +91,7 @@ class CutFleet:
     cuts: Cuts
     urls: RouterUrls
     ids: list[str]
-    """Of the pods, as the router calls them."""
+    """The pods, as the router calls them."""
 
     def continued(self) -> str:
         """The counters of continuations that are not 0."""
