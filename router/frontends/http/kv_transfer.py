@@ -51,7 +51,6 @@ MAX_TRANSFER_S = 20.0
 WATCH_INTERVAL_S = 0.25
 MAX_WARNED, MAX_SHOWN = 1024, 200
 
-# vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
 log = structlog.get_logger()
 
 
@@ -306,6 +305,7 @@ class SplitExecutor:
         elif reply.status >= 400:
             attempt.decode_failed(f"status {reply.status}")
         first = await reply.read()
+        # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
         if is_stream(reply.headers) and has_early_error(first):
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
