@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import socket
 import ssl
@@ -49,6 +50,21 @@ def _shared_certificates() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpx_transports, "create_ssl_context", created)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _late_connections_are_not_lost() -> Iterator[None]:
+    """Serve a connection that was accepted just before its server was closed. asyncio forgets it, open, until a search
+    for cycles finds it (https://github.com/python/cpython/issues/109564); uvloop does not."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_make_socket_transport", "_make_ssl_transport"):
+            make = getattr(asyncio.SelectorEventLoop, name)
+
+            def made(*args: Any, make: Any = make, server: Any = None, **options: Any) -> Any:
+                return make(*args, server=server if server and server.is_serving() else None, **options)
+
+            patch.setattr(asyncio.SelectorEventLoop, name, made)
         yield
 
 

@@ -27,6 +27,8 @@ from router.sim.mock.step_loop import StepLoop
 from router.types import KvEvent, PodLoad
 
 LISTEN_BACKLOG = 2048
+TURNS_TO_ACCEPT = 3
+"""Turns of the event loop from the `accept` of a connection until its protocol knows it."""
 
 
 class MockEngine:
@@ -91,8 +93,10 @@ class MockEngine:
         self._stop_listening()
         self._handoffs.restart()
         self._steps.restart()
-        self._drop_connections(flush=False)
         self._close_publisher()
+        for _ in range(TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
+        self._drop_connections(flush=False)
         while self._http_state.tasks:
             await asyncio.wait(self._http_state.tasks)
 
@@ -152,7 +156,7 @@ class MockEngine:
 
     async def _listen(self) -> None:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: EngineProtocol(self._http, self._http_state, {}),
+            lambda: EngineProtocol(self._http, self._http_state, lambda: self._server is not None),
             self.config.host,
             self.port,
             backlog=LISTEN_BACKLOG,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 MakeConfig = Callable[..., MockEngineConfig]
 Running = Callable[..., AbstractAsyncContextManager[tuple[MockEngine, httpx.AsyncClient]]]
 Batch = tuple[int, list[dict[str, Any]]]
-DEADLINE_S = 30.0
+DEADLINE_S = 3.0
 CHAT = "/v1/chat/completions"
 
 
@@ -215,6 +216,19 @@ async def test_a_drain_ends_when_time_is_up(running: Running) -> None:
         await engine.stop()
         with pytest.raises(httpx.RemoteProtocolError):
             await answer.aread()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_stopped_engine_has_closed_the_connections_that_it_was_accepting(running: Running, turns: int) -> None:
+    async with running() as (engine, _):
+        with socket.create_connection((engine.config.host, engine.port)) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await engine.stop()
+            client.setblocking(False)
+            async with asyncio.timeout(DEADLINE_S):
+                with suppress(ConnectionResetError):
+                    assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 async def test_a_dead_engine_is_empty_after_heal(running: Running) -> None:

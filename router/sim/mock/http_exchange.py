@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 _TRANSPORT = "warmroute.transport"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -25,7 +27,17 @@ class EngineProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with the transport in the ASGI scope.
 
     Only for trusted clients: httptools stops parsing at `Upgrade` and treats the rest of the body as another request.
-    The router never forwards `Upgrade`."""
+    The router never forwards `Upgrade`. A connection that was accepted just before the engine stopped listening is
+    reset."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, is_listening: Callable[[], bool]) -> None:
+        super().__init__(config, state, {})
+        self._is_listening = is_listening
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._is_listening():
+            transport.abort()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -27,7 +27,7 @@ async def answering(story: Callable[[HttpExchange], Awaitable[None]]) -> AsyncIt
 
     config, state = uvicorn.Config(app, lifespan="off", proxy_headers=False, log_config=None), ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: EngineProtocol(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: EngineProtocol(config, state, lambda: True), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with asyncio.timeout(DEADLINE_S), server, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
         yield client
