@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import socket
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,6 +15,7 @@ from router.frontends.http.client_deadlines import ClientDeadlines
 
 QUIET = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 """It never receives anything."""
+atexit.register(QUIET.close)
 
 
 class Timer:
