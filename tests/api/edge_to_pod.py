@@ -156,7 +156,8 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
         app = App(edge_to_pod, application, AdmissionGate())
         config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
         config.load()
-        server = await loop.create_server(lambda: EdgeProtocol(config, ServerState(), {}), "127.0.0.1", 0)
+        state = ServerState()
+        server = await loop.create_server(lambda: EdgeProtocol(config, state, {}), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         try:
             yield Chain(reader, writer, pod, own, edge_to_pod)
@@ -164,3 +165,5 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
             writer.close()
             server.close()
             pools.close()
+            while state.connections:  # its end of the connection closes later, and must not outlive the loop
+                await asyncio.sleep(0)

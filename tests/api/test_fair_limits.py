@@ -134,10 +134,11 @@ async def test_connections_of_one_client_leave_some_for_others() -> None:
             reader, writer = await to.send(post(b"a", GOOD))
             assert (await read_answer(reader))[1] == b"a"
             writer.close()
-            await until(lambda: len(edge.connections) <= 8)
-        for _ in range(2):
+            await until(lambda: edge.client_connections.used == 7)
+        for count in (8, 9):
             await to.send(post(HELD, GOOD))
-        await until(lambda: edge.client_connections.used == 9)
+            await until(lambda count=count: edge.client_connections.part("10.0.0.2") == count - 7)
+        assert edge.client_connections.used == 9
     await until(lambda: edge.client_connections.used == 0)
 
 
@@ -148,7 +149,10 @@ async def test_slow_requests_of_one_client_close_no_idle_connection_of_another(m
     async with clients(edge) as to:
         good, good_writer = await to.send(post(b"a", GOOD))
         assert (await read_answer(good))[1] == b"a"
-        evil = [await to.send(post(b"never", EVIL)[:-1]) for _ in range(4)]
+        evil = []
+        for number in range(4):
+            evil.append(await to.send(post(b"never", EVIL)[:-1]))
+            await until(lambda number=number: edge.heads == number + 2)
         await until(lambda: any(reader.at_eof() for reader, _ in evil))
         assert (await to.answer(post(b"b", GOOD)))[1] == b"b"
         good_writer.write(post(b"c", GOOD))

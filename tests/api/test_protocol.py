@@ -54,6 +54,8 @@ class Edge:
     cors: None = None
     own_bodies: bool = False
     websocket_paths: frozenset[str] = frozenset()
+    heads: int = 0
+    """Heads of requests that it has looked at."""
 
     def __post_init__(self) -> None:
         self.response_turns = FairTurns()
@@ -63,6 +65,7 @@ class Edge:
         return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
 
     def refusal(self, received: ReceivedRequest, _methods: frozenset[str], **_: bool) -> RouterError | None:
+        self.heads += 1
         declared = dict(received.headers).get(b"content-length", b"0")
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
@@ -131,7 +134,7 @@ async def connected(
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     config.load()
-    state, loop = ServerState(), asyncio.get_running_loop()
+    state, loop, others = ServerState(), asyncio.get_running_loop(), set(edge.connections)
     state.connections = edge.connections
     async with asyncio.timeout(DEADLINE_S):
         server = await loop.create_server(lambda: EdgeProtocol(config, state, {}), "127.0.0.1", 0)
@@ -141,6 +144,8 @@ async def connected(
         finally:
             writer.close()
             server.close()
+            while edge.connections - others:  # its end of a connection closes later, and must not outlive the loop
+                await asyncio.sleep(0)
 
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/v1/x", version: bytes = b"1.1") -> bytes:
