@@ -12,6 +12,7 @@ import weakref
 from array import array
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from router.prompt.texts import MAX_TEXT_BYTES
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
+from tests.proxy.pods import LONGER_S
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
@@ -55,6 +57,12 @@ def loaded() -> Tokenizer:
 def tokenizer(loaded: Tokenizer) -> Tokenizer:
     """A copy for each test, because some of them break it."""
     return copy(loaded)
+
+
+@pytest.fixture(autouse=True)
+def _threads_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine lets a thread wait, the prompt is read."""
+    monkeypatch.setattr(read_threads, "READ_TIMEOUT_S", LONGER_S)
 
 
 def completion(text: str | list[int]) -> InferenceRequest:
@@ -291,10 +299,15 @@ async def test_few_long_prompts_are_read_at_once_and_the_others_go_without_a_pre
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each waits a limited time. What waits no longer is never encoded."""
-    monkeypatch.setattr(read_threads, "READ_TIMEOUT_S", 1.0)
     reading, gate, count = Reading(tokenizer), threading.Event(), 3 * READ_THREADS
-    watched = reading.watch(gate)
-    found = await asyncio.gather(*(reading.reader.read(completion(f"{n} " + TEXT * 3_000)) for n in range(count)))
+    watched, loop = reading.watch(gate), asyncio.get_running_loop()
+    texts = [f"{n} " + TEXT * 3_000 for n in range(count)]
+    reads = [asyncio.ensure_future(reading.reader.read(completion(text))) for text in texts]
+    while watched.running < READ_THREADS:
+        await asyncio.sleep(0.01)
+    late_s = loop.time() + LONGER_S
+    monkeypatch.setattr(loop, "time", lambda: late_s)
+    found = await asyncio.gather(*reads)
     assert found == [UnreadReason.BUSY] * count
     assert reading.unread == [UnreadReason.BUSY] * count
     assert (watched.most, len(watched.threads)) == (READ_THREADS, READ_THREADS)
@@ -453,11 +466,20 @@ async def test_one_prompt_in_so_many_is_checked(tokenizer: Tokenizer, monkeypatc
 async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one, there is none for a hundred times its duration."""
     monkeypatch.setattr(prompt_check, "CHECK_EVERY", 1)
+    clock_s = [0.0]
+    monkeypatch.setattr(prompt_check, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     reading = Reading(tokenizer)
+    check = reading.reader.check
+
+    def takes_a_second(*_: object) -> None:
+        clock_s[0] += 1.0
+
+    monkeypatch.setattr(check, "_cause_of_difference", takes_a_second)
     await reading.tokens(completion(TEXT))
-    first = reading.reader.check.running
-    await reading.tokens(completion(TEXT * 1000))
-    assert reading.reader.check.running is first
+    first = check.running
+    for clock_s[0], is_first in ((1.0, True), (100.5, True), (101.0, False)):
+        await reading.tokens(completion(TEXT * 1000))
+        assert (check.running is first) is is_first
 
 
 def decoded(request: InferenceRequest) -> list[Any]:
