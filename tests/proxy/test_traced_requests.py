@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -37,10 +38,13 @@ SECRET = "the words of the client"
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """However slow this machine is, it receives the last spans."""
+    """However slow this machine is, it receives the last spans. No export goes on, and is logged, in a later test."""
     monkeypatch.setattr(spans, "CLOSE_S", LONGER_S)
     with collecting() as collector:
         yield collector
+    for thread in threading.enumerate():
+        if "shut_down" in thread.name:
+            thread.join(LONGER_S)
 
 
 @asynccontextmanager

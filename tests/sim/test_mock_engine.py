@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 MakeConfig = Callable[..., MockEngineConfig]
 Running = Callable[..., AbstractAsyncContextManager[tuple[MockEngine, httpx.AsyncClient]]]
 Batch = tuple[int, list[dict[str, Any]]]
-DEADLINE_S = 3.0
+DEADLINE_S = 30.0
 CHAT = "/v1/chat/completions"
 
 
