@@ -13,6 +13,7 @@ import pytest
 from router.cli.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.sim.chat_workload import ChatSession, Turn
 from router.types import Endpoint
+from tests.closed_port import closed_port
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -137,9 +138,8 @@ async def test_a_broken_stream_is_an_error(body: bytes, complaint: str) -> None:
 
 async def test_a_missing_router_is_an_error_of_every_session() -> None:
     """Nothing is raised; each session has its own error."""
-    async with canned() as (url, _):
-        pass
-    results = await drive(url, "demo", [session("a", 2), session("b", 2)])
+    with closed_port() as port:
+        results = await drive(f"http://127.0.0.1:{port}", "demo", [session("a", 2), session("b", 2)])
     assert [one.error.split(":")[0] for one in results.served] == ["ConnectFailed", "ConnectFailed"]
 
 

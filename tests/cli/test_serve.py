@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import child, free_port, logged_process
+from router.cli.child_processes import READY_TIMEOUT_S, child, free_port, logged_process
 from router.cli.serve import ServeOptions, _with_overrides, allow_all_open_files, connections_allowed
 from router.config.schema import ModelConfig, RouterConfig
 
@@ -119,7 +119,7 @@ async def test_the_admin_listener_can_be_a_unix_socket(tmp_path: Path) -> None:
                 assert answer.status_code == 200
         explain = ["explain", "nobody", "--url", f"unix:{path}", "--bearer-file", str(token)]
         with child("explain", explain, tmp_path) as explained:
-            explained.process.wait(30)
+            explained.process.wait(READY_TIMEOUT_S)
             assert "No decision about `nobody`" in explained.log.read_text()
 
 
@@ -129,7 +129,7 @@ def test_a_taken_admin_port_ends_the_start_with_a_message(tmp_path: Path) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = ["--port", "0", "--admin-port", str(taken.getsockname()[1])]
         with child("router", ["serve", *options], tmp_path) as router:
-            assert router.process.wait(30) == 2
+            assert router.process.wait(READY_TIMEOUT_S) == 2
     assert "admin: cannot bind 127.0.0.1:" in router.log.read_text() and "admin.port" in router.log.read_text()
 
 

@@ -28,8 +28,10 @@ def no_free_file() -> Iterator[None]:
     """This process can open no file or socket."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    try:
+        yield
+    finally:  # else all later tests of this process would fail, too
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.net

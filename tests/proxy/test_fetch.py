@@ -11,6 +11,7 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.frontends.http import upstream
 from router.frontends.http.upstream import UpstreamPool, UpstreamPools
 from router.guards import Bound
+from tests.closed_port import closed_port
 from tests.policy.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
@@ -79,9 +80,7 @@ async def test_an_unfinished_response_is_an_error_at_the_deadline(script: Script
 
 async def test_a_closed_port_is_refused() -> None:
     """Unlike a connection that times out, this proves that no process serves there."""
-    async with serving(silent) as (pod, _):
-        port = pod.port
-    with pytest.raises(ConnectFailed, match="cannot connect") as caught:
+    with closed_port() as port, pytest.raises(ConnectFailed, match="cannot connect") as caught:
         await UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS).fetch("/metrics", PATIENCE_S)
     assert caught.value.refused
 

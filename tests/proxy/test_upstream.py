@@ -19,6 +19,7 @@ from router.frontends.http.connection import READ_PAUSE_BYTES, UpstreamTimeouts
 from router.frontends.http.headers import HeaderRules, request_message
 from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
 from router.request.inbound import Inbound
+from tests.closed_port import closed_port
 from tests.policy.scenes import make_pod
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -434,9 +435,8 @@ async def test_exchange_once_is_never_repeated() -> None:
 
 async def test_a_closed_port_is_a_failed_connection() -> None:
     """Nothing was sent, so any candidate may be tried."""
-    async with serving(answering(OK)) as (_, pool):
-        pass
-    with pytest.raises(ConnectFailed, match="pod a: cannot connect") as caught:
+    with closed_port() as port, pytest.raises(ConnectFailed, match="pod a: cannot connect") as caught:
+        pool = UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS)
         await pool.exchange(message(pool))
     assert caught.value.pod == "a"
 
