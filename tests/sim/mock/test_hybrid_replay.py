@@ -68,7 +68,7 @@ class Router:
 async def following(engine: MockEngine, habits: CacheHabits) -> AsyncIterator[Router]:
     router = Router(habits)
     source = KvEventSource(engine.kv_endpoint, engine.kv_replay_endpoint)
-    running = asyncio.create_task(KvFeed(POD, source, router, replay_idle_ms=500).run())
+    running = asyncio.create_task(KvFeed(POD, source, router, replay_idle_ms=30_000).run())
     try:
         await router.until_current(engine)
         yield router
