@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import RouterError, UpstreamBroken, UpstreamTimeout
-from router.frontends.http import kv_transfer
+from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
 from router.types import InFlight, Link, Links
 from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
@@ -703,8 +704,11 @@ async def test_without_its_holder_a_pod_receives_the_clients_own_body() -> None:
         assert [asked.body for asked in pods.made["a"].asked] == [CHAT, CHAT]
 
 
-async def test_a_pull_calibrates_its_link() -> None:
+async def test_a_pull_calibrates_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its time without computing the rest of the prompt, and the transferred KV."""
+    milliseconds = count()
+    for module in (attempt, relay):
+        monkeypatch.setattr(module, "monotonic", lambda: next(milliseconds) / 1000)
     async with town(a=ANSWERING, holder=ANSWERING) as pods:
         pods.calibrator.links = Links(elsewhere=Link(500.0, 1e6, "slow"))
         plan = Direct(replace(pods.pod("a"), kv_bytes_per_token=1000), Pull("holder", 32, 32))
