@@ -12,11 +12,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from pathlib import Path
-from random import SystemRandom
 from typing import Any, Self
 
 import redis.asyncio
@@ -43,14 +44,35 @@ def speaks_tls(kind: str) -> bool:
     return b"SSL_CTX_new" in binaries()[kind].read_bytes()
 
 
-def free_port() -> int:
-    """A free port, whose cluster bus port (10000 higher) is also free.
+_FIRST_PORT, _LAST_PORT, _OWN_PORTS = 2_000, 5_000, 50
 
-    Both are below the ephemeral ports: otherwise a client that reconnects while the server is down could be given its
-    port.
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """Ports for this process alone, one after the other and again: it holds the UDP port of their first one."""
+    for first in range(_FIRST_PORT, _LAST_PORT, _OWN_PORTS):
+        mark = socket.socket(type=socket.SOCK_DGRAM)
+        with suppress(OSError):
+            mark.bind((HOST, first))
+            _marks.append(mark)
+            return cycle(range(first, first + _OWN_PORTS))
+        mark.close()
+    raise RuntimeError(f"too many processes run tests: each takes {_OWN_PORTS} ports")
+
+
+_marks: list[socket.socket] = []
+"""Open until the process ends."""
+
+
+def free_port() -> int:
+    """A free port of this process, whose cluster bus port is 10000 higher. No other test is given it before its server
+    has bound it, or while that is down.
+
+    It is below the ephemeral ports: otherwise a client that reconnects while the server is down could be given its
+    port; and below those that `router.cli.child_processes.free_port` draws.
     """
     while True:
-        port = SystemRandom().randrange(12_000, 22_000)
+        port = next(_own_ports())
         with socket.socket() as probe:
             if probe.connect_ex((HOST, port)):
                 return port
