@@ -28,7 +28,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 HOST = "127.0.0.1"
 _USUAL = {"bind": HOST, "save": '""', "repl-diskless-sync-delay": "0"}
-_CLUSTER = {"cluster-enabled": "yes", "cluster-announce-ip": HOST, "cluster-node-timeout": "2000"}
+_CLUSTER = {"cluster-enabled": "yes", "cluster-announce-ip": HOST}
 _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
@@ -250,7 +250,7 @@ class RedisCluster(_Scoped):
 
 
 class RedisSentinel(_Scoped):
-    """A master, its replica, and one sentinel that promotes the replica about 4 s after the master is killed.
+    """A master, its replica, and one sentinel that promotes the replica about 4 s after `kill_master`.
 
     A restarted master joins as a replica after another 10 s.
     """
@@ -260,10 +260,8 @@ class RedisSentinel(_Scoped):
     def __init__(self, kind: str = "valkey", options: Mapping[str, str] | None = None) -> None:
         self.master = RedisServer(kind, options)
         self.replica = RedisServer(kind, {**(options or {}), "replicaof": f"{HOST} {self.master.port}"})
-        # A sentinel reconnects once a second: with a shorter time it would consider the new master dead as well.
         watch = {
             f"sentinel monitor {self.master_name}": f"{HOST} {self.master.port} 1",
-            f"sentinel down-after-milliseconds {self.master_name}": "1500",
             f"sentinel failover-timeout {self.master_name}": "3000",
         }
         self.sentinel = RedisServer(kind, watch, sentinel=True)
@@ -275,6 +273,13 @@ class RedisSentinel(_Scoped):
         await until(self._is_in_sync)
         await stack.enter_async_context(self.sentinel)
         await until(self._is_ready_to_fail_over)
+
+    async def kill_master(self) -> None:
+        """Before, the sentinel waits for half a minute, as by default: a machine may stop a master for seconds."""
+        self.master.kill()
+        async with self.sentinel.client() as client:
+            # A sentinel reconnects once a second: with a shorter time it would consider the new master dead as well.
+            await client.sentinel_set(self.master_name, "down-after-milliseconds", 1500)
 
     async def is_promoted(self) -> bool:
         """Whether the sentinel returns `replica` as the master."""

@@ -163,7 +163,7 @@ class TestDeployments:
             options = {"mode": "sentinel", "master": group.master_name}
             async with connected(f"redis://{host}:{port}", **options) as connection:
                 await publish_and_read(connection)
-                group.master.kill()
+                await group.kill_master()
                 with pytest.raises((RedisError, OSError)):
                     await publish_and_read(connection)
                 await until(group.is_promoted)
