@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 @asynccontextmanager
 async def connected(kind: str) -> AsyncIterator[RedisConnection]:
     async with RedisServer(kind) as server:
-        connection = RedisConnection(address_of(server.url), timeout_s=2)
+        connection = RedisConnection(address_of(server.url), timeout_s=20)
         try:
             yield connection
         finally:

@@ -34,7 +34,7 @@ READ_BYTES = 2 * MIB
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     """An honest publisher has written `a`; the test writes what it wants into the same Redis."""
     with redis_process(str(request.param)) as server, redis.Redis.from_url(server.url) as client:
-        scene = Scene(server, client, holder_ttl_s=300.0)
+        scene = Scene(server, client)
         yield scene
         await scene.wire.close()
         await scene.connection.close()

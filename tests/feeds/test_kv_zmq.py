@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import zmq.asyncio
 from router.engines.adapter import KvEventSource
 from router.feeds import kv_zmq
 from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, KvStreams
+from router.feeds.supervise import loop_time_s
 from router.feeds.zmtp import binds
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
@@ -34,7 +36,8 @@ from tests.policy.scenes import make_pod
 pytestmark = pytest.mark.anyio
 
 DEADLINE_S = 30.0
-IDLE_MS = 250
+PATIENT_MS, IDLE_MS = 30_000, 250
+"""How long a feed waits for a reply: the shorter time only where none comes, for a machine may stand still longer."""
 POD = PodId("pod")
 NOWHERE = KvEventSource("tcp://127.0.0.1:1")
 
@@ -177,10 +180,10 @@ def test_wildcard_endpoints_are_bound() -> None:
 
 
 @asynccontextmanager
-async def following(source: KvEventSource) -> AsyncIterator[RecordingSink]:
+async def following(source: KvEventSource, idle_ms: int = PATIENT_MS) -> AsyncIterator[RecordingSink]:
     """A running feed, which must stop as soon as it is cancelled."""
     sink = RecordingSink()
-    running = asyncio.create_task(KvFeed(POD, source, sink, replay_idle_ms=IDLE_MS).run())
+    running = asyncio.create_task(KvFeed(POD, source, sink, replay_idle_ms=idle_ms).run())
     try:
         yield sink
     finally:
@@ -354,9 +357,15 @@ async def test_messages_received_while_a_gap_is_filled_are_not_a_restart(engine:
 
 @pytest.mark.net
 @pytest.mark.parametrize(("replies", "end"), [((0, 1, 4), True), ((0, 1), False)])
-async def test_lost_replies_are_requested_again(engine: Engine, replies: tuple[int, ...], end: bool) -> None:
-    """ROUTER sockets drop messages to a slow reader, including the terminator."""
-    async with following(engine.source) as sink:
+async def test_lost_replies_are_requested_again(
+    engine: Engine, replies: tuple[int, ...], end: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ROUTER sockets drop messages to a slow reader, including the terminator, for which alone this one waits for a
+    moment only."""
+    patient_s = [DEADLINE_S] * (1 + len(replies))
+    waits_s = chain(patient_s, [] if end else [IDLE_MS / 1000], repeat(DEADLINE_S))
+    monkeypatch.setattr(kv_zmq, "loop_time_s", lambda: loop_time_s() + next(waits_s))
+    async with following(engine.source, 0) as sink:
         assert await engine.asked_from() == 0
         await engine.answer(*replies, end=end)
         assert await engine.asked_from() == 1
@@ -383,7 +392,7 @@ async def test_a_restart_is_detected_without_its_first_messages(engine: Engine) 
 @pytest.mark.net
 async def test_without_an_answer_to_the_replay_live_messages_are_followed(engine: Engine) -> None:
     """After a timeout."""
-    async with following(engine.source) as sink:
+    async with following(engine.source, IDLE_MS) as sink:
         await engine.subscribed()
         await engine.asked_from()
         await engine.publish(0, 1)
@@ -597,7 +606,7 @@ async def test_a_replay_is_read_up_to_its_bound(engine: Engine, monkeypatch: pyt
     monkeypatch.setattr(kv_zmq, "REPLAY", Bound("replay", 1000, 4))
     monkeypatch.setattr(kv_zmq, "MAX_REPLAYS", 3)
     sink = RecordingSink()
-    running = asyncio.create_task(KvFeed(POD, engine.source, sink, replay_idle_ms=IDLE_MS).run())
+    running = asyncio.create_task(KvFeed(POD, engine.source, sink, replay_idle_ms=PATIENT_MS).run())
     await engine.subscribed()
     for first in (0, 3, 6):
         assert await engine.asked_from() == first

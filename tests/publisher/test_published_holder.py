@@ -53,6 +53,18 @@ def hashes(chat: int, blocks: int = 3) -> set[BlockHash]:
     return set(hash_blocks(token_array([chat] * 4 * blocks), 4, generation_seed(GENERATION)))
 
 
+class WriterInTurns(HolderWriter):
+    """Writes a piece, and the next one when the test has looked at it."""
+
+    goes_on: asyncio.Event | None = None
+
+    async def apply(self, *changes: Any, **options: Any) -> WriteResult:
+        result = await super().apply(*changes, **options)
+        if self.goes_on is not None:
+            await self.goes_on.wait()
+        return result
+
+
 @dataclass(slots=True)
 class Scene:
     """A server, and publishers of one holder."""
@@ -62,12 +74,14 @@ class Scene:
     connection: RedisConnection
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def writer(self, holder_ttl_s: float = 8.0) -> HolderWriter:
-        return HolderWriter(self.connection, KEYS, GENERATION, POD, holder_ttl_s)
+    def writer(self, holder_ttl_s: float = 8.0) -> WriterInTurns:
+        return WriterInTurns(self.connection, KEYS, GENERATION, POD, holder_ttl_s)
 
-    def publish(self, timing: PublishTiming = LASTING) -> PublishedHolder:
+    def publish(self, timing: PublishTiming = LASTING, goes_on: asyncio.Event | None = None) -> PublishedHolder:
         """Start another publisher of the holder. Its task is the last one."""
-        holder = PublishedHolder(self.writer(timing.holder_ttl_s), FACTS, timing)
+        writer = self.writer(timing.holder_ttl_s)
+        writer.goes_on = goes_on
+        holder = PublishedHolder(writer, FACTS, timing)
         self.tasks.append(asyncio.create_task(holder.run()))
         return holder
 
@@ -111,10 +125,13 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    """A server without publishers."""
-    with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=2.0) as client:
-        scene = Scene(server, client, RedisConnection(address_of(server.url), timeout_s=0.2))
+async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """A server without publishers. The indirect parameter is the time after which these give up an answer: a short one
+    where the server hangs; else they wait for a slow machine."""
+    with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=DEADLINE_S) as client:
+        scene = Scene(
+            server, client, RedisConnection(address_of(server.url), timeout_s=getattr(request, "param", DEADLINE_S))
+        )
         yield scene
         for task in scene.tasks:
             task.cancel()
@@ -157,13 +174,15 @@ async def test_changes_that_cancel_out_are_not_written(scene: Scene) -> None:
 
 async def test_a_large_holder_is_written_in_pieces_and_sealed_last(scene: Scene) -> None:
     """Concurrent changes are not lost."""
-    holder = scene.publish()
+    goes_on = asyncio.Event()
+    holder = scene.publish(goes_on=goes_on)
     blocks = 3 * MAX_WRITE_BLOCKS
     holder.apply([stored(1, blocks)])
     holder.caught_up(complete=True)
     await until(lambda: scene.entry_kinds()["change"])
     assert not scene.entry_kinds()["seal"]
     holder.apply([removed(1, blocks), stored(2), stored(1, 7)])
+    goes_on.set()
 
     await until(lambda: scene.held() == {Tier.GPU: hashes(1, 7) | hashes(2)})
     assert scene.entry_kinds()["seal"] == 1
@@ -208,11 +227,14 @@ async def test_lost_events_mark_the_holder_incomplete(scene: Scene) -> None:
 
 async def test_the_newest_publisher_writes_until_it_stops(scene: Scene) -> None:
     """The other one stands by until the newest has not written for its TTL."""
-    first = await publishing(scene, 1, timing=SHORT)
-    await publishing(scene, 1, 2, timing=SHORT)
+    first = await publishing(scene, 1)
+    await publishing(scene, 1, 2)
     await until(lambda: first.state is PublishState.STANDBY)
     first.apply([stored(3)])
     scene.tasks[1].cancel()
+    await asyncio.wait([scene.tasks[1]])
+    assert 0 < scene.redis.pttl(ROW) <= 1000 * LASTING.holder_ttl_s
+    scene.redis.pexpire(ROW, 1)  # as if that time had passed, for which a machine may also pause
 
     await until(lambda: scene.has(1, 3) and first.state is PublishState.PUBLISHING)
 
@@ -262,6 +284,7 @@ OUTAGES: dict[str, tuple[Callable[[Scene], object], Callable[[Scene], object]]] 
 }
 
 
+@pytest.mark.parametrize("scene", [0.2], indirect=True)
 @pytest.mark.parametrize("outage", OUTAGES)
 async def test_writes_are_retried_until_redis_accepts_them(scene: Scene, outage: str) -> None:
     """A full server, one that became a replica, one that hangs."""
@@ -290,6 +313,7 @@ async def test_a_restart_during_a_long_outage_is_published(scene: Scene, outage:
     await until(lambda: scene.has(3) and holder.state is PublishState.PUBLISHING)
 
 
+@pytest.mark.parametrize("scene", [0.2], indirect=True)
 async def test_a_lost_response_causes_no_reload(scene: Scene) -> None:
     """Even if a heartbeat is due when Redis answers again."""
     holder = await publishing(scene, 1)
@@ -311,9 +335,12 @@ async def test_a_repeated_write_is_idempotent(scene: Scene) -> None:
     await writer.begin(EntryKind.EMPTY, FACTS, take_over=True)
     await writer.apply([], complete=True)  # so that the server knows the script
     change = [BlockChange(Tier.GPU, True, sorted(hashes(1)))]
+    (connected,) = scene.connection.client.connection_pool._available_connections
     scene.server.pause()
+    connected.socket_timeout = 0.2
     with pytest.raises(RedisError):
         await writer.apply(change, complete=True)
+    connected.socket_timeout = DEADLINE_S
     scene.server.resume()
     await until(lambda: scene.has(1))
 

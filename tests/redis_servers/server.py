@@ -12,11 +12,12 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
 from pathlib import Path
-from random import SystemRandom
 from typing import Any, Self
 
 import redis.asyncio
@@ -27,7 +28,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 HOST = "127.0.0.1"
 _USUAL = {"bind": HOST, "save": '""', "repl-diskless-sync-delay": "0"}
-_CLUSTER = {"cluster-enabled": "yes", "cluster-announce-ip": HOST, "cluster-node-timeout": "2000"}
+_CLUSTER = {"cluster-enabled": "yes", "cluster-announce-ip": HOST}
 _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
 
@@ -43,14 +44,35 @@ def speaks_tls(kind: str) -> bool:
     return b"SSL_CTX_new" in binaries()[kind].read_bytes()
 
 
-def free_port() -> int:
-    """A free port, whose cluster bus port (10000 higher) is also free.
+_FIRST_PORT, _LAST_PORT, _OWN_PORTS = 2_000, 5_000, 50
 
-    Both are below the ephemeral ports: otherwise a client that reconnects while the server is down could be given its
-    port.
+
+@cache
+def _own_ports() -> Iterator[int]:
+    """Ports for this process alone, one after the other and again: it holds the UDP port of their first one."""
+    for first in range(_FIRST_PORT, _LAST_PORT, _OWN_PORTS):
+        mark = socket.socket(type=socket.SOCK_DGRAM)
+        with suppress(OSError):
+            mark.bind((HOST, first))
+            _marks.append(mark)
+            return cycle(range(first, first + _OWN_PORTS))
+        mark.close()
+    raise RuntimeError(f"too many processes run tests: each takes {_OWN_PORTS} ports")
+
+
+_marks: list[socket.socket] = []
+"""Open until the process ends."""
+
+
+def free_port() -> int:
+    """A free port of this process, whose cluster bus port is 10000 higher. No other test is given it before its server
+    has bound it, or while that is down.
+
+    It is below the ephemeral ports: otherwise a client that reconnects while the server is down could be given its
+    port; and below those that `router.cli.child_processes.free_port` draws.
     """
     while True:
-        port = SystemRandom().randrange(12_000, 22_000)
+        port = next(_own_ports())
         with socket.socket() as probe:
             if probe.connect_ex((HOST, port)):
                 return port
@@ -228,7 +250,7 @@ class RedisCluster(_Scoped):
 
 
 class RedisSentinel(_Scoped):
-    """A master, its replica, and one sentinel that promotes the replica about 4 s after the master is killed.
+    """A master, its replica, and one sentinel that promotes the replica about 4 s after `kill_master`.
 
     A restarted master joins as a replica after another 10 s.
     """
@@ -238,10 +260,8 @@ class RedisSentinel(_Scoped):
     def __init__(self, kind: str = "valkey", options: Mapping[str, str] | None = None) -> None:
         self.master = RedisServer(kind, options)
         self.replica = RedisServer(kind, {**(options or {}), "replicaof": f"{HOST} {self.master.port}"})
-        # A sentinel reconnects once a second: with a shorter time it would consider the new master dead as well.
         watch = {
             f"sentinel monitor {self.master_name}": f"{HOST} {self.master.port} 1",
-            f"sentinel down-after-milliseconds {self.master_name}": "1500",
             f"sentinel failover-timeout {self.master_name}": "3000",
         }
         self.sentinel = RedisServer(kind, watch, sentinel=True)
@@ -253,6 +273,13 @@ class RedisSentinel(_Scoped):
         await until(self._is_in_sync)
         await stack.enter_async_context(self.sentinel)
         await until(self._is_ready_to_fail_over)
+
+    async def kill_master(self) -> None:
+        """Before, the sentinel waits for half a minute, as by default: a machine may stop a master for seconds."""
+        self.master.kill()
+        async with self.sentinel.client() as client:
+            # A sentinel reconnects once a second: with a shorter time it would consider the new master dead as well.
+            await client.sentinel_set(self.master_name, "down-after-milliseconds", 1500)
 
     async def is_promoted(self) -> bool:
         """Whether the sentinel returns `replica` as the master."""

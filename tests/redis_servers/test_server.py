@@ -149,7 +149,7 @@ async def test_the_sentinel_replaces_a_killed_master(kind: str) -> None:
             await client.set("block", "held")
             await client.wait(1, 5000)
         assert not await group.is_promoted()
-        group.master.kill()
+        await group.kill_master()
         await until(group.is_promoted)
         sentinel = Sentinel([group.address])  # type: ignore[no-untyped-call]
         async with sentinel.sentinels[0], sentinel.master_for(group.master_name) as client:

@@ -69,7 +69,7 @@ def acl_of_the_readme() -> list[str]:
 @asynccontextmanager
 async def connected(url: str, **options: object) -> AsyncIterator[RedisConnection]:
     """A connection with an address from a configuration."""
-    connection = RedisConnection(address_of(url, **options), timeout_s=2)
+    connection = RedisConnection(address_of(url, **options), timeout_s=20)
     try:
         yield connection
     finally:
@@ -163,7 +163,7 @@ class TestDeployments:
             options = {"mode": "sentinel", "master": group.master_name}
             async with connected(f"redis://{host}:{port}", **options) as connection:
                 await publish_and_read(connection)
-                group.master.kill()
+                await group.kill_master()
                 with pytest.raises((RedisError, OSError)):
                     await publish_and_read(connection)
                 await until(group.is_promoted)
@@ -298,7 +298,7 @@ class TestUsers:
         """So that it is retried like any other."""
         address = replace(address_of("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
-            connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=1)
+            connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=20)
             with pytest.raises(AuthenticationError, match="the file that is named cannot be read: No such file"):
                 await connection.client.ping()
             await connection.close()

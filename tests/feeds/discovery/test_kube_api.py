@@ -16,6 +16,7 @@ from router.config.discovery_schema import KubernetesApi
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_objects import KubeApiError
+from router.wiring import pod_sources
 from router.wiring.pod_sources import api_server
 from tests.redis_servers.server import TlsFiles, tls_material
 
@@ -24,9 +25,15 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates"),
 ]
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 LINE = b'{"type":"MODIFIED","object":"%b"}'
 LINES = [LINE % (b"x" * size) for size in (1, 5_000, 40_000, 7)]
+
+
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine may stand still for as long as a router waits for a connection."""
+    monkeypatch.setattr(pod_sources, "CONNECT_TIMEOUT_S", DEADLINE_S)
 
 
 @dataclass
