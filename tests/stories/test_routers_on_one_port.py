@@ -34,7 +34,7 @@ async def running_router(
         config = {
             "models": [{"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, "fast_tokenizer": False}],
             "pods": [{"url": engine.url, "speed": speed} for engine in engines],
-            "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05},
+            "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2},
             "limits": {"drain_delay_s": 0.0, "retries": 0},
             **settings,
         }
@@ -80,7 +80,8 @@ async def test_two_routers_serve_one_port_until_one_is_stopped(
                     second.check_alive()
                 while not (await served_by(one) and await served_by(two)):
                     assert (await chat(one.public)).status_code == 200
-                assert "warmroute_other_replicas 1.0" in await metrics(one)
+                while "warmroute_other_replicas 1.0" not in await metrics(one):
+                    second.check_alive()
                 second.process.send_signal(signal.SIGTERM)
                 while second.process.poll() is None:
                     assert (await chat(one.public)).status_code == 200
