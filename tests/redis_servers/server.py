@@ -7,12 +7,13 @@ test process.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,18 @@ def speaks_tls(kind: str) -> bool:
     return b"SSL_CTX_new" in binaries()[kind].read_bytes()
 
 
+def _ports() -> Iterator[int]:
+    """Every port of this worker of pytest-xdist once, in random order: another one would be given the same port before
+    a server binds it."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    own = range(12_000 + int(worker.removeprefix("gw")) % int(workers), 22_000, int(workers))
+    while True:
+        yield from SystemRandom().sample(own, len(own))
+
+
+_own_ports = _ports()
+
+
 def free_port() -> int:
     """A free port, whose cluster bus port (10000 higher) is also free.
 
@@ -50,7 +63,7 @@ def free_port() -> int:
     port.
     """
     while True:
-        port = SystemRandom().randrange(12_000, 22_000)
+        port = next(_own_ports)
         with socket.socket() as probe:
             if probe.connect_ex((HOST, port)):
                 return port

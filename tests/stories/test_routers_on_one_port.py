@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls, child, configured_router, free_port
+from router.cli.child_processes import RouterUrls, child, configured_router
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import redis_process
+from tests.redis_servers.server import free_port
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE
 from tests.stories.test_first_light import opening
 
@@ -38,7 +39,7 @@ async def running_router(
             "limits": {"drain_delay_s": 0.0, "retries": 0},
             **settings,
         }
-        async with configured_router("router", config, folder) as urls:
+        async with configured_router("router", config, folder, free_port(), free_port()) as urls:
             yield urls
 
 
