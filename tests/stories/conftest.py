@@ -81,11 +81,15 @@ class Deployment:
                 return
             await asyncio.sleep(0.01)
 
-    def events_are_applied(self) -> bool:
-        """Whether the router has applied every KV event that the engines have published."""
+    async def apply_events(self) -> None:
+        """Wait until the router has applied as many KV events as the engines have published by now. Self-tests that are
+        repeated may publish more all the time."""
         published = sum(engine.published_event_count for engine in self.engines)
+        await self.until(lambda: self._applied_events() >= published)
+
+    def _applied_events(self) -> float:
         applied = self.program.metrics.kv.events.collect()
-        return sum(sample.value for family in applied for sample in family.samples) >= published
+        return sum(sample.value for family in applied for sample in family.samples)
 
     def all_trusted(self) -> bool:
         """Whether every pod has passed its self-tests, and its hit test is over, so that no more probes reach it."""

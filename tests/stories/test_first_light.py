@@ -27,7 +27,7 @@ async def converse(deployment: Deployment, chat: Chat, turns: int) -> list[httpx
     for turn in range(turns):
         answer = await deployment.chat(chat)
         answers.append(answer)
-        await deployment.until(deployment.events_are_applied)
+        await deployment.apply_events()
         chat += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then, {turn}?"}]
     return answers
 
