@@ -136,8 +136,8 @@ async def test_a_gateway_that_never_reads_gets_a_status_and_holds_nothing(picker
 
 
 async def test_a_gateway_that_reads_slowly_gets_all(picker: Pick) -> None:
-    """A response of many messages, each in time."""
-    async with picker(picker=ANSWERS, limits={"slow_read_timeout_s": 0.5}) as picking, slow(picking) as stream:
+    """A response of many messages, each in time; together they take longer."""
+    async with picker(picker=ANSWERS, limits={"slow_read_timeout_s": 2.0}) as picking, slow(picking) as stream:
         await stream.head("/tokenize")
         await stream.send(request_body={"body": chat("Hello " * 60_000, echo=True), "end_of_stream": True})
         receive = stream.receive

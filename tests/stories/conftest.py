@@ -30,6 +30,7 @@ from router.prompt.incremental import short_chats
 from router.prompt.sandbox import renders_late_system
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from router.request.queues import ModelQueue
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
 from router.types import PodId, PodState, PrefixTrust
@@ -80,11 +81,15 @@ class Deployment:
                 return
             await asyncio.sleep(0.01)
 
-    def events_are_applied(self) -> bool:
-        """Whether the router has applied every KV event that the engines have published."""
+    async def apply_events(self) -> None:
+        """Wait until the router has applied as many KV events as the engines have published by now. Self-tests that are
+        repeated may publish more all the time."""
         published = sum(engine.published_event_count for engine in self.engines)
+        await self.until(lambda: self._applied_events() >= published)
+
+    def _applied_events(self) -> float:
         applied = self.program.metrics.kv.events.collect()
-        return sum(sample.value for family in applied for sample in family.samples) >= published
+        return sum(sample.value for family in applied for sample in family.samples)
 
     def all_trusted(self) -> bool:
         """Whether every pod has passed its self-tests, and its hit test is over, so that no more probes reach it."""
@@ -148,6 +153,25 @@ def _fast_routers() -> Iterator[None]:
         for module in (vllm_messages, sglang_messages):
             patch.setattr(module, "renders_late_system", _once(renders_late_system, lambda text: text))
         yield
+
+
+@pytest.fixture
+def pods_open(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Until the test sets it, time stands still for queues: a pod that got a prompt is closed, however long a request
+    takes to arrive."""
+    pods_open, times_s = asyncio.Event(), list[float]()
+
+    def timed(decide: Callable[..., Any]) -> Callable[..., Any]:
+        def decided(queue: ModelQueue, *arguments: Any) -> Any:
+            *others, now_s = arguments
+            times_s.append(now_s)
+            return decide(queue, *others, now_s if pods_open.is_set() else times_s[0])
+
+        return decided
+
+    for name in ("sends_at_once", "offer", "send_next"):
+        monkeypatch.setattr(ModelQueue, name, timed(getattr(ModelQueue, name)))
+    return pods_open
 
 
 @pytest.fixture(scope="session")

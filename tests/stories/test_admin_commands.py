@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from structlog.testing import capture_logs
 
 from router.cli import main
 from tests.cli.conftest import Ended
@@ -32,11 +32,10 @@ def typed_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         url = str(deployment.admin.base_url)
         monkeypatch.setattr(sys, "argv", ["warmroute", *map(str, arguments), "--url", url])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as ended, capture_logs():  # those of the router, which is in this process
             await asyncio.to_thread(main)
         captured = capsys.readouterr()
-        logged = re.compile(r"^\d{4}-.* \[\w+ *\] .*\n", re.MULTILINE)  # by the router of this process
-        return Ended(int(ended.value.code or 0), logged.sub("", captured.out), captured.err)
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
 
     return run
 

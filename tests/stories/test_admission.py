@@ -39,16 +39,18 @@ async def test_while_pods_are_open_requests_go_at_once(deploy: Deploy) -> None:
         assert [counted(deployment, name) for name in ("queued", "waited", "refused")] == [0, 0, 0]
 
 
-async def test_a_request_waits_in_the_router_until_its_pod_is_open(deploy: Deploy) -> None:
+async def test_a_request_waits_in_the_router_until_its_pod_is_open(deploy: Deploy, pods_open: asyncio.Event) -> None:
     """It is answered, and the time to first token that is compared with the prediction is that of the pod."""
     async with deploy(1, admission=PATIENT) as deployment:
-        answers = await asyncio.gather(*(deployment.chat(chat(number)) for number in range(2)))
-        assert [one.status_code for one in answers] == [200, 200]
+        asked = [asyncio.create_task(deployment.chat(chat(number))) for number in range(2)]
+        await deployment.until(lambda: counted(deployment, "queued") == 1)
+        pods_open.set()
+        assert [(await one).status_code for one in asked] == [200, 200]
         assert counted(deployment, "waited") == 1
         assert counted(deployment, "queued") == 0
 
 
-async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy) -> None:
+async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy, pods_open: asyncio.Event) -> None:
     """The next one is served."""
     async with deploy(1, admission=PATIENT) as deployment:
         first = asyncio.create_task(deployment.chat(chat(1)))
@@ -57,6 +59,7 @@ async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy) ->
         await deployment.until(lambda: counted(deployment, "queued") == 1)
         second.cancel()
         await deployment.until(lambda: counted(deployment, "queued") == 0)
+        pods_open.set()
         assert (await first).status_code == 200
         assert (await deployment.chat(chat(3, 4))).status_code == 200
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -16,6 +18,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 SYSTEM = "You answer questions about the harbour. " * 250
 REQUESTS = 160
 AT_ONCE = 8
+TICK_S = 0.01
 
 
 def shared_chat(number: int) -> Chat:
@@ -31,6 +34,23 @@ async def ask_all(deployment: Deployment, numbers: range) -> list[httpx.Response
             return await deployment.chat(shared_chat(number))
 
     return await asyncio.gather(*map(ask, numbers))
+
+
+@contextmanager
+def stopwatch() -> Iterator[list[None]]:
+    """The ticks of the event loop while the block runs. A time in which the whole process is stopped is one tick."""
+    ticks = list[None]()
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            ticks.append(None)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield ticks
+    finally:
+        ticking.cancel()
 
 
 def uncached(answer: httpx.Response) -> int:
@@ -59,12 +79,11 @@ async def test_a_fifth_pod_gets_traffic_within_a_second(deploy: Deploy) -> None:
         fifth = deployment.engines[4].url.removeprefix("http://")
         assert (await deployment.admin.delete(f"/admin/pods/{fifth}")).status_code == 200
         assert all(a.headers["x-warmroute-pod"] != fifth for a in await ask_all(deployment, range(40)))
-        loop = asyncio.get_running_loop()
-        added_s = loop.time()
-        assert (await deployment.admin.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
-        number = 1000
-        while fifth not in {
-            a.headers["x-warmroute-pod"] for a in await ask_all(deployment, range(number, number + 20))
-        }:
-            number += 20
-        assert loop.time() - added_s < slowness()
+        with stopwatch() as ticks:
+            assert (await deployment.admin.post("/admin/pods", json={"url": f"http://{fifth}"})).status_code == 201
+            number = 1000
+            while fifth not in {
+                a.headers["x-warmroute-pod"] for a in await ask_all(deployment, range(number, number + 20))
+            }:
+                number += 20
+        assert len(ticks) * TICK_S < slowness()

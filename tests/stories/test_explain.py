@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from helm.monitoring.metric_catalog import declarations_of
 from router.cli import main
@@ -151,7 +152,7 @@ async def test_the_explain_command_prints_a_decision(
 
     def typed(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["warmroute", "explain", *arguments])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as ended, capture_logs():  # those of the router, which is in this process
             main()
         return int(ended.value.code or 0)
 

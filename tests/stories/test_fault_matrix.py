@@ -13,15 +13,16 @@ import httpx
 import pytest
 
 from router.config.schema import Limits
+from router.frontends.http.connection import UpstreamTimeouts
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import PodState
-from tests.stories.conftest import Deploy, Deployment
+from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
 from tests.stories.test_failures import holder_of
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-SHORT_TIMEOUTS = Limits(first_byte_timeout_s=0.3, idle_timeout_s=0.3)
+SHORT_TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=0.3, idle_s=0.3)
 SSE = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 EVENT = 'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -72,6 +73,16 @@ AFTER_THE_FIRST_BYTE = {
 }
 
 
+def breaks(deployment: Deployment, at: int, fault: Fault) -> None:
+    """The pod has this fault from now on. The router has no connection to it, and short timeouts for this pod only: the
+    other one may be as slow as the machine."""
+    deployment.engines[at].inject(fault)
+    url, pools = deployment.engines[at].url, deployment.program._pools
+    [pod] = [status.pod for status in deployment.program.fleet.snapshot.pods if status.pod.url == url]
+    pools.remove(pod.id)
+    pools.of(pod).timeouts = SHORT_TIMEOUTS
+
+
 async def nothing_stays_behind(deployment: Deployment) -> None:
     """Whether there are no leases and no requests in flight."""
     await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
@@ -91,9 +102,9 @@ async def attempts(deployment: Deployment, at: int, result: str) -> float:
 async def test_a_failure_before_the_first_byte_is_retried_on_another_pod(deploy: Deploy, name: str) -> None:
     """The client sees no error; the failure is recorded for that pod only."""
     row = BEFORE_THE_FIRST_BYTE[name]
-    async with deploy(pods=2, limits=SHORT_TIMEOUTS) as deployment:
+    async with deploy(pods=2) as deployment:
         at = await holder_of(deployment, "stones")
-        deployment.engines[at].inject(row.fault)
+        breaks(deployment, at, row.fault)
         answer = await deployment.chat(opening("stones"), stream=row.streams)
         assert answer.status_code == 200
         assert answer.headers["x-warmroute-pod"] == deployment.engines[1 - at].url.removeprefix("http://")
@@ -106,9 +117,9 @@ async def test_a_failure_before_the_first_byte_is_retried_on_another_pod(deploy:
 async def test_a_failure_after_the_first_byte_reaches_the_client(deploy: Deploy, name: str) -> None:
     """Received data is forwarded, then an error event, and no second response."""
     fault, code = AFTER_THE_FIRST_BYTE[name]
-    async with deploy(pods=2, limits=SHORT_TIMEOUTS) as deployment:
+    async with deploy(pods=2) as deployment:
         at = await holder_of(deployment, "stones")
-        deployment.engines[at].inject(fault)
+        breaks(deployment, at, fault)
         answer = await deployment.chat(opening("stones"), stream=True)
         events = answer.text.strip().split("\n\n")
         assert answer.status_code == 200
@@ -139,9 +150,9 @@ async def test_a_response_in_tiny_pieces_is_forwarded_unchanged(deploy: Deploy, 
 
 async def test_a_slow_response_does_not_hit_the_idle_timeout(deploy: Deploy) -> None:
     """A response may take longer than any timeout while data arrives."""
-    async with deploy(pods=1, limits=SHORT_TIMEOUTS) as deployment:
+    async with deploy(pods=1, limits=Limits(first_byte_timeout_s=2.0, idle_timeout_s=2.0)) as deployment:
         deployment.engines[0].inject(Fault(kind=FaultKind.SLOW, pause_s=0.1))
-        answer = await deployment.chat(opening("drops"), stream=True, max_tokens=8)
+        answer = await deployment.chat(opening("drops"), stream=True, max_tokens=24)
         assert answer.text.endswith("data: [DONE]\n\n")
         await nothing_stays_behind(deployment)
 
@@ -160,7 +171,8 @@ async def refused_ejections(deployment: Deployment) -> float:
 
 async def test_requests_never_eject_the_last_ready_pods(deploy: Deploy) -> None:
     """However many fail, for any number of clients; each refusal is counted, and the pods serve as soon as they can."""
-    async with deploy(pods=2, probes={"doubt_window_s": 0.0}) as deployment:
+    rarely = {"health_interval_s": DEADLINE_S}  # else the ejected pod is ready again if the requests take a second
+    async with deploy(pods=2, probes={"doubt_window_s": 0.0, **rarely}) as deployment:
         ejected = ejections(deployment)
         for engine in deployment.engines:
             engine.inject(Fault(kind=FaultKind.STATUS, count=None))

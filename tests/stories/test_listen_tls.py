@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import Child, child, free_port
+from router.cli.child_processes import Child, child
 from router.config.certificates import ListenCertificate
 from router.config.listen_schema import ListenTls
-from tests.redis_servers.server import TlsFiles, tls_material
+from tests.redis_servers.server import TlsFiles, free_port, tls_material
 
 pytestmark = [
     pytest.mark.net,

@@ -12,7 +12,6 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from router.cli.child_processes import free_port
 from router.config.index_schema import Index, RedisIndex
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
@@ -24,6 +23,7 @@ from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
 from tests.policy.scenes import LLAMA_8B
+from tests.redis_servers.server import free_port
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, Deployment, serving
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

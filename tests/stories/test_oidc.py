@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +37,10 @@ class Provider:
     url: str = ""
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer), suppress(asyncio.IncompleteReadError):  # a router that stops hangs up
+            await self._answer(reader, writer)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(10):
             path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
         self.fetches += 1
@@ -44,7 +48,6 @@ class Provider:
         if path == DISCOVERY:
             body = json.dumps({"issuer": self.url, "jwks_uri": f"{self.url}/keys"}).encode()
         writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        writer.close()
 
     def token(self, kid: str = "one", **claims: Any) -> str:
         """One of it, valid for ten minutes."""

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.cli.child_processes import free_port
 from router.sim.mock_engine import MockEngine
 from tests.proxy.test_upstream import ScriptedPod, answering
-from tests.redis_servers.server import tls_material
+from tests.redis_servers.server import free_port, tls_material
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -15,8 +15,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from router.feeds import policy_feed
 from router.sim.mock.faults import Fault, FaultKind
-from tests.stories.conftest import Chat, Deploy, Deployment
+from tests.stories.conftest import DEADLINE_S, Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -37,6 +38,12 @@ def folder(tmp_path: Path) -> Path:
     """A folder with one policy."""
     (tmp_path / "mine.yaml").write_text(default())
     return tmp_path
+
+
+@pytest.fixture
+def only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router does not look at its files by itself: on a slow machine it would be faster than a call that follows."""
+    monkeypatch.setattr(policy_feed, "INTERVAL_S", DEADLINE_S)
 
 
 @asynccontextmanager
@@ -80,6 +87,7 @@ async def test_an_edited_policy_applies_by_itself_and_no_request_fails(deploy: D
         assert {answer.status_code for answer in answers} == {200}
 
 
+@pytest.mark.usefixtures("only_when_asked")
 async def test_a_reload_reports_its_effect_on_recent_decisions(deploy: Deploy, folder: Path) -> None:
     """Under load: evaluated on recent decisions, in the response of the call and in the log."""
     async with deploy(policy="mine", policies=folder) as deployment, under_load(deployment) as answers:
@@ -109,6 +117,7 @@ async def test_a_new_policy_decides_only_the_requests_it_matches(deploy: Deploy,
             assert answer.headers["x-warmroute-policy"] == policy
 
 
+@pytest.mark.usefixtures("only_when_asked")
 async def test_a_filter_that_leaves_no_pod_is_ignored_unless_strict(deploy: Deploy, folder: Path) -> None:
     """One pod of three remains; then no pod does, with a lenient and with a strict filter. The refusal is a 503 with
     the filter's name."""
@@ -156,6 +165,7 @@ async def test_a_mounted_configmap_is_reloaded_through_its_links(deploy: Deploy,
         await deployment.until(lambda: version(deployment) != before)
 
 
+@pytest.mark.usefixtures("only_when_asked")
 async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: Path) -> None:
     """The call returns the result, or the error with file and line."""
     async with deploy(policy="mine", policies=folder) as deployment:
@@ -173,6 +183,7 @@ async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: P
         assert shown["error"] is None
 
 
+@pytest.mark.usefixtures("only_when_asked")
 async def test_learned_state_survives_a_reload(deploy: Deploy, folder: Path) -> None:
     """Index, shared prefixes and calibration are independent of the policies."""
     async with deploy(policy="mine", policies=folder) as deployment:

@@ -13,11 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls, child, configured_router, free_port
+from router.cli.child_processes import RouterUrls, child, configured_router
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import redis_process
+from tests.redis_servers.server import free_port
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE
 from tests.stories.test_first_light import opening
 
@@ -34,11 +35,11 @@ async def running_router(
         config = {
             "models": [{"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, "fast_tokenizer": False}],
             "pods": [{"url": engine.url, "speed": speed} for engine in engines],
-            "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05},
+            "probes": {"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2},
             "limits": {"drain_delay_s": 0.0, "retries": 0},
             **settings,
         }
-        async with configured_router("router", config, folder) as urls:
+        async with configured_router("router", config, folder, free_port(), free_port()) as urls:
             yield urls
 
 
@@ -80,7 +81,8 @@ async def test_two_routers_serve_one_port_until_one_is_stopped(
                     second.check_alive()
                 while not (await served_by(one) and await served_by(two)):
                     assert (await chat(one.public)).status_code == 200
-                assert "warmroute_other_replicas 1.0" in await metrics(one)
+                while "warmroute_other_replicas 1.0" not in await metrics(one):
+                    second.check_alive()
                 second.process.send_signal(signal.SIGTERM)
                 while second.process.poll() is None:
                     assert (await chat(one.public)).status_code == 200

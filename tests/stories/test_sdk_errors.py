@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,10 @@ class RecordedPod:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection with one request."""
+        with closing(writer), suppress(asyncio.IncompleteReadError):  # a router that stops hangs up
+            await self._serve(reader, writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         lengths = [int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
         await reader.readexactly(sum(lengths))
@@ -83,7 +87,6 @@ class RecordedPod:
         listed = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(models), models)
         writer.write(listed if head.startswith(b"GET ") else self.answer)
         await writer.drain()
-        writer.close()
 
     def plays(self, pieces: list[bytes], *, cut: bool) -> None:
         """Stream these pieces; `cut`: without the end of the body."""

@@ -18,13 +18,12 @@ from router.cli.child_processes import (
     RouterUrls,
     child,
     configured_router,
-    free_port,
     router_config,
 )
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from tests.redis_process import RedisProcess, redis_process
-from tests.redis_servers.server import binaries
+from tests.redis_servers.server import binaries, free_port
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -65,7 +64,10 @@ async def test_a_running_router_and_publisher_print_no_secret(
         config = router_config([engine.url for engine in engines], PLAN) | settings(url, tmp_path)
         config["models"][0]["fast_tokenizer"] = False  # takes two seconds to load
         config["pods"][0]["auth"] = {"bearer_file": key_file(tmp_path)}
-        async with configured_router("router", config, tmp_path) as router, httpx.AsyncClient() as client:
+        async with (
+            configured_router("router", config, tmp_path, free_port(), free_port()) as router,
+            httpx.AsyncClient() as client,
+        ):
             port = free_port()
             options = ["publish", "--config", str(tmp_path / "router.yaml"), "--port", str(port)]
             with child("publisher", options, tmp_path) as publisher:

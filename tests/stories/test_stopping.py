@@ -13,9 +13,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.config.schema import Limits
+from router.frontends.http import server
 from router.sim.mock.faults import Fault, FaultKind
 from router.types import PodState
-from tests.stories.conftest import Deploy, Deployment
+from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
 from tests.stories.test_failures import SLOW, holder_of
 from tests.stories.test_fault_matrix import message, nothing_stays_behind
 from tests.stories.test_first_light import opening
@@ -40,9 +41,26 @@ async def begun(deployment: Deployment, **fields: Any) -> tuple[Any, httpx.Respo
     return streaming, answer
 
 
-async def test_sigterm_fails_readiness_first_and_running_streams_complete(deploy: Deploy) -> None:
+class Delay:
+    """The `asyncio` module for a server: a delay is over when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_over = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, delay_s: float) -> None:
+        await (self.is_over.wait() if delay_s else asyncio.sleep(0))
+
+
+async def test_sigterm_fails_readiness_first_and_running_streams_complete(
+    deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New requests are still served for a while, because balancers react late."""
-    async with deploy(pods=1, engine=SLOW, delay_s=0.3, drain_timeout_s=20) as deployment:
+    delay = Delay()
+    monkeypatch.setattr(server, "asyncio", delay)
+    async with deploy(pods=1, engine=SLOW, delay_s=DEADLINE_S, drain_timeout_s=20) as deployment:
         streaming, answer = await begun(deployment, max_tokens=100)
         signal.raise_signal(signal.SIGTERM)
         ready = await deployment.client.get("/readyz")
@@ -50,6 +68,7 @@ async def test_sigterm_fails_readiness_first_and_running_streams_complete(deploy
         assert (await deployment.admin.get("/readyz")).json()["status"] == "stopping"
         assert (await deployment.client.get("/livez")).status_code == 200
         assert (await deployment.chat(opening("late"), max_tokens=1)).status_code == 200
+        delay.is_over.set()
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
         await streaming.__aexit__(None, None, None)
         assert not deployment.program.pods.ledger.inflight()

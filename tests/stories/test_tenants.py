@@ -193,7 +193,7 @@ async def test_prefixes_are_shared_inside_a_group_only(deploy: Deploy, sharing: 
             assert answer.status_code == 200, answer.text
             hits = cached_tokens(answer.json()["usage"]), int(answer.headers["x-warmroute-cached-tokens"])
             found.setdefault(name, []).append(tuple(bool(hit) for hit in hits))
-            await deployment.until(deployment.events_are_applied)
+            await deployment.apply_events()
         assert found["one"] == [(False, False)] and found["two"] == [(True, True)]
         assert found["alone"] == [(False, False), (True, True)]
 
@@ -203,7 +203,7 @@ async def test_an_operator_previews_on_behalf_of_a_tenant(deploy: Deploy, sharin
     async with deploy(1, tenants=sharing) as deployment:
         body = {"model": "demo", "messages": LONG, "max_tokens": 2}
         await deployment.client.post("/v1/chat/completions", json=body, headers=bearer("key-one"))
-        await deployment.until(deployment.events_are_applied)
+        await deployment.apply_events()
         found = {}
         for name in ("one", "two", "alone"):
             answer = await deployment.admin.post(f"/admin/preview?tenant={name}", json=body)

@@ -69,8 +69,9 @@ async def test_answers_and_failures_of_a_pod_have_a_line(deploy: Deploy, tmp_pat
         assert (await send(deployment, stream=True, stream_options={"include_usage": True})).status_code == 200
         deployment.engines[0].inject(Fault(kind=FaultKind.CUT, after_chunks=2))
         assert "upstream_error" in (await send(deployment, stream=True)).text
-        deployment.engines[0].inject(Fault(kind=FaultKind.RESET, count=2))  # the first closes an idle connection
+        deployment.engines[0].inject(Fault(kind=FaultKind.RESET, count=None))
         assert (await send(deployment)).status_code == 502
+        deployment.engines[0].faults.clear()
         deployment.engines[0].inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.UNPROCESSABLE_ENTITY))
         assert (await send(deployment)).status_code == 422
     expected = [(200, "ok", 4), (200, "ok", 4), (200, "upstream_broken", 2), (502, "upstream_broken", 0)]
@@ -93,6 +94,7 @@ async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path
     assert endings(lines(usage)) == expected
 
 
+@pytest.mark.usefixtures("pods_open")
 async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
     """In the queue, where they used nothing, and in a stream."""
     endless = body("x " * 999, max_tokens=4000, stream=True)

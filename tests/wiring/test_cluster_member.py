@@ -10,13 +10,13 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from router.cli.child_processes import free_port
 from router.config.index_schema import RedisIndex
 from router.feeds.supervise import running
 from router.fleet.fleet import Fleet
 from router.types import Generation
 from router.wiring.cluster_member import ClusterMember, ReadableGenerations
 from router.wiring.program import wait_for_cluster
+from tests.redis_servers.server import free_port
 
 
 def test_a_router_without_a_cluster_does_not_import_redis() -> None:
