@@ -102,7 +102,10 @@ class ProbeFeed:
         if fault != seen.fault and (seen.fault or status.state is not PodState.DRAINING):
             self.fleet.event(pod_id, PodEvent.DRAIN if fault else PodEvent.UNDRAIN, reason=fault)
             seen.fault = fault
-        if self.fleet.event(pod_id, PodEvent.PROBE_OK, time.monotonic()) is PodState.READY:
+        now_s = time.monotonic()
+        if not self.breaker.may_probe(pod_id, now_s):  # it was ejected while it answered
+            return
+        if self.fleet.event(pod_id, PodEvent.PROBE_OK, now_s) is PodState.READY:
             seen.reasons.clear()
             await self._list_adapters(pod_id, seen)
 
@@ -118,7 +121,8 @@ class ProbeFeed:
             return seen.fault if seen.reports_faults else ""
 
     async def _list_adapters(self, pod_id: PodId, seen: _Seen) -> None:
-        """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`."""
+        """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`. An answer is old news if one was
+        loaded or unloaded meanwhile."""
         now_s, status = time.monotonic(), self.fleet.status(pod_id)
         if status is None or now_s - seen.listed_at_s < ADAPTERS_INTERVAL_S:
             return
@@ -129,7 +133,8 @@ class ProbeFeed:
             if reason := excess(error):
                 self.breaker.exceeded(pod_id, reason, now_s)
             return
-        if facts is not None and self.fleet.same_epoch(pod):
+        now = self.fleet.same_epoch(pod)
+        if facts is not None and now and now.pod.adapters == pod.adapters:
             self.fleet.learn(pod_id, adapters=facts.adapters)
 
     async def _describe(self, pod: Pod, seen: _Seen) -> bool:

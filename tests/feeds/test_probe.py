@@ -16,10 +16,11 @@ from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed
+from router.feeds import probe
 from router.feeds.probe import ProbeFeed
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
-from router.types import Pod, PodState, PrefixTrust
+from router.types import Pod, PodId, PodState, PrefixTrust
 from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
@@ -188,6 +189,62 @@ async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing, run
         await until(lambda: world.is_in(PodState.READY))
     assert (world.now.epoch, world.now.trust) == (epoch, PrefixTrust.TRUSTED)
     assert len(world.described) == 1
+
+
+async def test_a_passed_health_check_that_began_before_an_ejection_does_not_readmit(
+    network: Network, running: Running, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod stays away for its backoff."""
+    network["a"].answers |= WELL
+    world = Probing(network, make_pod("a"), first_backoff_s=3600.0, max_backoff_s=3600.0)
+    states: list[PodState] = []
+    turns: list[PodState] = []
+    may_probe = world.breaker.may_probe
+
+    def counted(pod_id: PodId, now_s: float) -> bool:
+        turns.extend(states[:1])
+        return may_probe(pod_id, now_s)
+
+    def ejected_meanwhile(_request: httpx.Request) -> bytes:
+        for _ in range(0 if states else 3):
+            world.breaker.probe_failed("a", time.monotonic())
+        return b""
+
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.READY))
+        world.fleet.listen(lambda pod, old, new: states.append(new))
+        monkeypatch.setattr(world.breaker, "may_probe", counted)
+        world.pod.answers["/health"] = ejected_meanwhile
+        await until(lambda: len(turns) > 3)
+    assert states == [PodState.EJECTED]
+
+
+@pytest.mark.parametrize(("before", "after"), [((), ("sql",)), (("sql",), ())], ids=["loaded", "unloaded"])
+async def test_a_list_of_adapters_that_was_asked_for_before_a_change_is_dropped(
+    world: Probing,
+    running: Running,
+    until: Until,
+    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+) -> None:
+    """The next one counts."""
+    monkeypatch.setattr(probe, "ADAPTERS_INTERVAL_S", 0.0)
+    old = msgspec.json.encode({"data": [{"id": "m"}, *({"id": name, "parent": "m"} for name in before)]})
+    asked: list[tuple[str, ...]] = []
+
+    def models(request: httpx.Request) -> bytes:
+        asked.append(world.now.adapters)
+        if len(asked) == 3:
+            world.fleet.learn("a", adapters=after)
+        elif len(asked) > 3:
+            raise httpx.ReadError("cut", request=request)
+        return old
+
+    world.pod.answers["/v1/models"] = models
+    async with running(world.probes.run()):
+        await until(lambda: len(asked) > 4)
+    assert asked[2:5] == [before, after, after]
 
 
 async def test_single_failed_probes_do_not_eject(world: Probing, running: Running, until: Until) -> None:

@@ -14,7 +14,7 @@ import pytest
 ROUTER = Path(__file__).parents[2] / "router"
 MAX_PARAMETERS = 7
 MAX_FUNCTION_LINES = 60
-MAX_LINES = 57_722
+MAX_LINES = 57_727
 MAX_MODULE_LINES = 400
 SHARED_FILE_NAMES = {"__init__.py", "__main__.py"}
 
