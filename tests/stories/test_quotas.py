@@ -17,10 +17,13 @@ import pytest
 
 from router.admission.sharing import TOLERANCE, MeterSharing
 from router.cli.child_processes import JSON_CALL
+from router.feeds import quota_feed
 from router.prompt.tokenizer import Tokenizer
+from router.request import quota_charges
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from tests.redis_process import RedisProcess, redis_process
+from tests.stores.test_quota_book import stop_the_books_clock
 from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
 from tests.stories.test_cluster import ClusterDeployment
 
@@ -151,8 +154,13 @@ async def fleet(
     tenants: Callable[[str], Path],
     tokenizer: Tokenizer,
     engine_config: Callable[..., MockEngineConfig],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[list[Deployment]]:
-    """Three routers with a quota of 300 requests a minute, which know of each other."""
+    """Three routers with a quota of 300 requests a minute, which know of each other. None gives up the others, or its
+    requests, because the machine is slow: they would have local shares before the test takes Redis away."""
+    stop_the_books_clock(monkeypatch)
+    for module, name in ((quota_feed, "MAX_EXCHANGE_S"), (quota_feed, "MAX_WAIT_S"), (quota_charges, "MAX_WAIT_S")):
+        monkeypatch.setattr(module, name, DEADLINE_S)
     file = tenants("{requests_per_minute: 300}")
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
         engines = await stack.enter_async_context(running_engines([engine_config()]))
