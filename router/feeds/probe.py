@@ -121,8 +121,8 @@ class ProbeFeed:
             return seen.fault if seen.reports_faults else ""
 
     async def _list_adapters(self, pod_id: PodId, seen: _Seen) -> None:
-        """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`. An answer is old news if one was
-        loaded or unloaded meanwhile."""
+        """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`. The answer does not
+        count if one was loaded or unloaded meanwhile."""
         now_s, status = time.monotonic(), self.fleet.status(pod_id)
         if status is None or now_s - seen.listed_at_s < ADAPTERS_INTERVAL_S:
             return
