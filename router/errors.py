@@ -238,6 +238,13 @@ def unexpected_status(status: int, path: str, pod: str, body: bytes = b"") -> Up
     return error
 
 
+class UsageRefused(UpstreamError):
+    """The pod has refused the usage of a stream, which the router alone has asked for: it is asked again without."""
+
+    code = "usage_refused"
+    without_pods = "The pod has refused a field of the request."
+
+
 class UpstreamTimeout(UpstreamError):
     code, http_status = "upstream_timeout", 504
     without_pods = "The pod did not respond in time."

@@ -113,6 +113,8 @@ class Pod:
     """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
     continues: frozenset[Endpoint] = frozenset()
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
+    refuses_usage: bool = False
+    """Whether it has refused the usage of a stream, which the router asks for."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

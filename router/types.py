@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import inf
 from typing import Annotated, Any, TypeAlias
 
@@ -45,6 +46,16 @@ _Amount: TypeAlias = Annotated[float, Meta(ge=-1.0, le=1e9)]
 """Bounds of what other routers report. Differences of sums may be slightly below 0."""
 
 
+class UsageShown(Enum):
+    """Which counts of tokens a client sees in its stream. Pods may send more: `request/usage_filter.py`."""
+
+    NONE = "none"
+    AT_END = "at end"
+    """In an event of their own behind the last choice: `stream_options.include_usage`."""
+    ALL = "all"
+    """Whatever the pod sends."""
+
+
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a policy may read of a request apart from its prompt. Recorded with the decision."""
 
@@ -58,8 +69,8 @@ class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
-    """One client request, parsed once. `body` is the client's bytes; where tenants are configured, with a salt. `salt`
-    is what the blocks of its prompt are hashed with."""
+    """One client request, parsed once. `body` is what pods receive: the client's bytes, if necessary with the salt of
+    its tenant, and with a request for usage. `salt` is what the blocks of its prompt are hashed with."""
 
     id: str
     body: bytes
@@ -68,6 +79,7 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     """Number of answers that it asks for."""
     prompts: int = 1
     """Number of prompts, of which only the first is read."""
+    usage: UsageShown = UsageShown.ALL
     prompt: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The decoded fields that determine the prompt's tokens (messages, tools, prompt, ...)."""
 

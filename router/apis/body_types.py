@@ -20,6 +20,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
 
     model: str
     stream: bool | None = None
+    stream_options: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     n: Number = msgspec.UNSET
     best_of: Number = msgspec.UNSET
     n_predict: Number = msgspec.UNSET

@@ -23,6 +23,8 @@ def tools_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[S
     yield [{**fields, "messages": turns}, {**fields, "messages": turns[1:]}]
 
 
+ASKED_USAGE = b'"stream_options":{"include_usage":true}'
+"""What a pod is asked for in streams whose client has sent no `stream_options`."""
 CHAT = Api(
     path="/v1/chat/completions",
     prompt=PromptKind.CHAT,

@@ -154,6 +154,8 @@ class EngineAdapter:
     sent: some engines refuse unknown fields."""
     tokenize_fields: frozenset[str] = frozenset()
     """Fields of a chat that its /tokenize accepts; empty where the engine has no /tokenize."""
+    may_force_usage: bool = False
+    """It may be started so that each event of a stream has usage, which nobody has asked for."""
     lora_paths: tuple[str, str] | None = None
     """Its paths to load and to unload a LoRA adapter at run time; None if it has none. The bodies name `lora_name`."""
     conversions: Mapping[Endpoint, type[Conversion]] = {}

@@ -58,6 +58,7 @@ class _Faults(msgspec.Struct):
 
 class Vllm(EngineAdapter):
     owner = "vllm"
+    may_force_usage = True  # --enable-force-include-usage
     image_names = ("vllm",)
     gauges = LoadGauges(
         running=("vllm:num_requests_running",),

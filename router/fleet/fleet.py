@@ -46,6 +46,7 @@ _UNTESTED: Mapping[str, Any] = {
     "converts": frozenset(),
     "reads_pictures": False,
     "continues": frozenset(),
+    "refuses_usage": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

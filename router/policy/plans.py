@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from router.apis.openai import ASKED_USAGE
 from router.policy.eligible import SNAPSHOTS
 from router.policy.ring import tie_key
 from router.policy.term import Costs, Placement, RequestFacts, Transfer, tokens_to_encode
@@ -28,6 +29,7 @@ from router.types import (
     PrefixTrust,
     Scene,
     StepBegan,
+    UsageShown,
 )
 
 BYTES_PER_TOKEN = 4
@@ -53,9 +55,9 @@ def unread_tokens(request: InferenceRequest) -> int:
     """Assumed length in tokens of a prompt that was not tokenized."""
     if request.endpoint is Endpoint.DETOKENIZE:
         return 0
-    body = request.body
+    body, added = request.body, ASKED_USAGE if request.usage is UsageShown.NONE else b""
     is_form = body.startswith(b"--")
-    return min(len(body) // (FORM_BYTES_PER_TOKEN if is_form else BYTES_PER_TOKEN), MAX_UNREAD_TOKENS)
+    return min((len(body) - len(added)) // (FORM_BYTES_PER_TOKEN if is_form else BYTES_PER_TOKEN), MAX_UNREAD_TOKENS)
 
 
 def expected_cached_tokens(scene: Scene, pod: Pod) -> int:

@@ -8,6 +8,7 @@
     500              whose engine is dead      within the budget, on the next candidate  never
     UpstreamTimeout  no answer in time         within the budget, on the next candidate  never
     HandoffFailed    a split failed            always, without that handoff              never
+    UsageRefused     a field of the router's   once, on the same pod without it          never
 
 A 500 of a dead engine is one that says so (`EngineAdapter.is_dead`). Any other may be due to the body, and is returned.
 "The first byte" is the first byte sent to the client. Without budget the client gets the failure: if most requests
@@ -38,6 +39,7 @@ from router.errors import (
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
+    UsageRefused,
 )
 from router.types import Endpoint, InferenceRequest
 
@@ -81,6 +83,7 @@ RETRY_RULES: Mapping[type[UpstreamError], Retry] = {
     UpstreamBroken: Retry.IN_BUDGET,
     UpstreamTimeout: Retry.IN_BUDGET,
     HandoffFailed: Retry.ALWAYS,
+    UsageRefused: Retry.SAME_POD_ONCE,
 }
 
 

@@ -21,7 +21,8 @@ from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import HeaderList, Inbound, first_values
 from router.request.response_reader import ResponseReader, reader_of
-from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix
+from router.request.usage_filter import without_asking
+from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix, UsageShown
 
 MAX_TOKENS_PER_S = 2000
 """More than a pod decodes for one request: of tokens that it does not send, such as hidden reasoning."""
@@ -109,6 +110,12 @@ class RequestContext(msgspec.Struct, eq=False):
         self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
+
+    def ask_no_usage(self) -> None:
+        """Send the body without what only the router has asked for."""
+        if self.request.usage is UsageShown.NONE:
+            body = without_asking(self.request.body)
+            self.request = replace(self.request, body=body, usage=UsageShown.ALL)
 
     @property
     def client(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from router.admission.tenant import Tenant
+from router.apis.openai import ASKED_USAGE
 from router.config.edge_schema import Edge
 from router.engines.engine_catalog import accepts_salt
 from router.errors import MalformedRequest, NoReadyPod, UnknownModel, shortened
@@ -25,7 +26,8 @@ from router.request.parse import (
     read_other,
     without_engine_fields,
 )
-from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest
+from router.request.usage_filter import asking_options, shown_usage
+from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, UsageShown
 
 MAX_LISTED_CHARACTERS = 500
 
@@ -50,8 +52,11 @@ class RequestReader:
         request_id: str,
         tenant: Tenant,
         given_model: str = "",
+        *,
+        sees_response: bool = True,
     ) -> InferenceRequest:
-        """`given_model`: that of a request whose body may name none. Raises `ClientError` or `NoReadyPod`."""
+        """`given_model`: that of a request whose body may name none. `sees_response`: whether its response passes here,
+        so that a stream may be asked for more than its client is to see. Raises `ClientError` or `NoReadyPod`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
@@ -63,9 +68,12 @@ class RequestReader:
         salt = tenant.salted(given_salt if isinstance(given_salt, str) else "")
         if tenant.salt and body and accepts_salt(self._fleet.snapshot, adapter or base, endpoint):
             if parsed and parsed.model and given_salt is None:
-                body = appended_salt(body, salt)
+                body = appended(body, b'"%b":"%b"' % (_SALT.encode(), salt.encode()))
             elif parsed or may_be_json_object(body):
                 body = with_field(body, _SALT, salt)
+        usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
+        if parsed and streams and endpoint in WITH_USAGE and sees_response:
+            usage, body = _asked_usage(parsed.stream_options, body)
         session = self._session(named) or getattr(parsed, "session_id", None) or ""
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
         return InferenceRequest(
@@ -74,7 +82,8 @@ class RequestReader:
             model=base,
             adapter=adapter,
             body=body,
-            stream=bool(getattr(parsed, "stream", False)),
+            stream=streams,
+            usage=usage,
             tenant=tenant.name or _name(named, self._tenant_header),
             session=f"{tenant.name}/{session}" if session and tenant.name else session,
             salt=salt,
@@ -148,14 +157,28 @@ _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SALT = "cache_salt"
 
 
-def appended_salt(body: bytes, salt: str) -> bytes:
-    """The body, which is a JSON object with a field and without a salt, with this one at its end: of a duplicate key,
-    every engine takes the last. `salt` needs no escape. The body is copied and not decoded."""
+WITH_USAGE = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
+"""Endpoints whose streams have usage only where it is asked for."""
+
+
+def _asked_usage(options: msgspec.Raw | msgspec.UnsetType, body: bytes) -> tuple[UsageShown, bytes]:
+    """What the client of a stream sees of its usage, and the body that asks for it in any case."""
+    usage = shown_usage(options)
+    if usage is not UsageShown.NONE:
+        return usage, body
+    if isinstance(options, msgspec.UnsetType):
+        return usage, appended(body, ASKED_USAGE)
+    return usage, with_field(body, "stream_options", asking_options(options))
+
+
+def appended(body: bytes, field: bytes) -> bytes:
+    """The body, which is a JSON object with a field, with this one at its end: of a duplicate key, every engine takes
+    the last, or refuses it. The body is copied and not decoded."""
     end = memoryview(body)[: body.rindex(b"}")]
-    return b"".join((end, b',"%b":"%b"}' % (_SALT.encode(), salt.encode())))
+    return b"".join((end, b",", field, b"}"))
 
 
-def with_field(body: bytes, name: str, value: str) -> bytes:
+def with_field(body: bytes, name: str, value: Any) -> bytes:
     """The body with this value in place of its own. Raises `MalformedRequest` unless it is a JSON object."""
     try:
         fields = _OBJECT.decode(body)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import ENGINES
-from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError
+from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError, UsageRefused
 from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
 from router.observe.receipts import Failure
@@ -34,7 +34,8 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions
 from router.request.response_reader import has_early_error
-from router.types import PodId
+from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking, without_asking
+from router.types import PodId, UsageShown
 
 UNARY_PREFILL_SLACK = 1.5
 """The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
@@ -69,6 +70,8 @@ class Tracker:
     _last_step_s: float | None = None
     has_sent: bool = False
     """Whether a piece was given to the client: then nothing can be retried."""
+    _filter: UsageFilter | None = None
+    """Removes usage that the client has not asked for from the stream."""
     last_events: bytes = b""
     """What completes a broken stream without a pod."""
 
@@ -149,6 +152,8 @@ class Tracker:
         """Book the leases and predictions of an attempt, before its front awaits anything. Returns the seconds after
         which `assume_first_token` is to be called; None for a stream, which shows its first token."""
         context, state, prompt = self.context, self._state, self.context.prompt
+        if candidate.pod.refuses_usage:
+            context.ask_no_usage()
         context.tries += 1
         context.sent_s = now_s
         context.phases.enter("attempt", now_s)
@@ -194,6 +199,7 @@ class Tracker:
         context.phases.enter("relay", now_s)
         self._pod, self._holds_all = pod, not is_stream
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
+        self._filter = self._usage_filter() if is_stream and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
 
     def piece(self, piece: bytes, now_s: float) -> bytes:
@@ -212,17 +218,35 @@ class Tracker:
         if has_token:
             self._first_token(now_s)
         self._stepped(now_s)
-        return piece
+        return piece if self._filter is None else self._filter.feed(piece)
 
     def rest(self, now_s: float) -> bytes:
         """The pod has sent all: what was held until now, for the client. Raises as `piece`."""
-        return b"" if self._held is None else self._release_held(now_s)
+        held = b"" if self._held is None else self._release_held(now_s)
+        return held if self._filter is None else held + self._filter.end()
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether the client may get another number of bytes than the pod sends."""
+        return self._filter is not None
+
+    def _usage_filter(self) -> UsageFilter | None:
+        """None where the client sees all that the pod sends."""
+        candidate, usage = self.context.candidate, self.context.request.usage
+        assert candidate is not None
+        hides_total = usage is UsageShown.NONE
+        hides_steps = usage is not UsageShown.ALL and ENGINES[candidate.plan.pod.engine].may_force_usage
+        return UsageFilter(hides_total, hides_steps) if hides_total or hides_steps else None
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
         """The attempt failed. Returns the next candidate; None where none may be tried."""
         candidate = self.context.candidate
         assert candidate is not None
         self.release(now_s)
+        if isinstance(error, UsageRefused):
+            self.learn_refusal()
+            self.context.ask_no_usage()
+            return candidate
         self._record_failure(candidate, error, now_s)
         following = self._next()
         return following if following is not None and self._may_retry(error, now_s) else None
@@ -272,12 +296,21 @@ class Tracker:
         joined = held[0] if len(held) == 1 else b"".join(held)
         if self._says_dead(joined) and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
+        if self.refuses_usage(joined):
+            raise UsageRefused(f"pod {self._pod}: it does not know `stream_options`", pod=self._pod)
         self._held, self.has_sent = None, True
         if self._begun:
             self._first_token(now_s)
         if held:
             self._stepped(now_s)
-        return joined
+        return joined if self._filter is None else self._filter.feed(joined)
+
+    def refuses_usage(self, error: bytes) -> bool:
+        """Whether the pod has refused the usage that only the router has asked for."""
+        context = self.context
+        if context.status not in REFUSED_STATUSES or context.request.usage is not UsageShown.NONE:
+            return False
+        return refuses_asking(error) and without_asking(context.request.body) != context.request.body
 
     def _says_dead(self, held: bytes) -> bool:
         """Whether a held error says that the pod's engine is gone. The answer of a model may say so, too."""
@@ -285,6 +318,10 @@ class Tracker:
         assert candidate is not None
         is_error = self.context.status == DOUBTFUL_STATUS or (not self._holds_all and has_early_error(held))
         return is_error and ENGINES[candidate.plan.pod.engine].is_dead(held)
+
+    def learn_refusal(self) -> None:
+        """Ask this pod no more for usage that a client has not asked for."""
+        self._state.fleet.learn(self._pod, refuses_usage=True)
 
     def _stepped(self, now_s: float) -> None:
         """A piece has come: about one decode step of the pod that answers."""

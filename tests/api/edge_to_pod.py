@@ -111,6 +111,8 @@ class UnreadBodies(RequestReader):
         request_id: str,
         tenant: Tenant,
         given_model: str = "",
+        *,
+        sees_response: bool = True,
     ) -> InferenceRequest:
         return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)
 

@@ -305,9 +305,9 @@ async def test_only_a_large_body_is_read_in_a_thread(large: bool, monkeypatch: p
     threads: list[str] = []
     read = UnreadBodies.read
 
-    def recorded(self: UnreadBodies, *arguments: Any) -> Any:
+    def recorded(self: UnreadBodies, *arguments: Any, **options: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return read(self, *arguments)
+        return read(self, *arguments, **options)
 
     monkeypatch.setattr(UnreadBodies, "read", recorded)
     body = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"a" * (1_100_000 if large else 300_000))

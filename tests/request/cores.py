@@ -36,7 +36,7 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList, Inbound
 from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix
+from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
 from router.wiring.core_parts import SYSTEM_CLOCK, core_settings, observers
 from tests.policy.scenes import POLICIES, make_pod
 
@@ -157,6 +157,7 @@ class CoreOfPods:
         headers: HeaderList | None = None,
         prompt: PromptPrefix | None = None,
         expected_ms: float = 10.0,
+        usage: UsageShown = UsageShown.ALL,
         **fields: Any,
     ) -> RequestContext:
         """A chat, decided for these plans, best first, each with 7 expected cached tokens; undecided for none.
@@ -170,6 +171,7 @@ class CoreOfPods:
             body=json.dumps(body).encode(),
             prompt={"messages": body.get("messages")},
             stream=bool(body.get("stream")),
+            usage=usage,
         )
         inbound = Inbound(
             id=request.id,

@@ -52,7 +52,7 @@ class Rig:
 def test_a_stream_passes_byte_for_byte() -> None:
     """And is booked on its pod until it ends."""
     rig = Rig()
-    served = rig.chat()
+    served = rig.chat(stream_options={"include_usage": True})
     assert set(rig.known.ledger.inflight()) == {served.asked[0]}
     served.head()
     for piece in (TOKEN, TOKEN, USAGE):

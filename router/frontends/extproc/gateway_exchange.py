@@ -207,6 +207,7 @@ class GatewayExchange:
         peer = peer_in(message) or forwarded_for(gateway, headers, proxies)
         self.received = received = ReceivedRequest(method, path, target, headers, named, peer)
         received.owner = client_network(received.peer, proxies)
+        received.sees_response = self.answers or self.modes.response != NONE
         received.pods_allowed = addresses_in(message)
         if self._terms.trusts_test_header and (forced := named.get(_TEST_HEADER)):
             received.pods_allowed = frozenset(forced.decode("latin-1").replace(" ", "").split(","))

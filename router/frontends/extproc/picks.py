@@ -182,6 +182,8 @@ class PickForwarder(Forwarder):
         set_headers(mutation, tracker.headers())
         kept = {name for name, _ in self._sender.rules.downstream(headers)}
         dropped = {name for name, _ in headers} - kept - _GATEWAYS - {b"date", b"server", b"x-request-id"}
+        if tracker.changes_length:
+            dropped.add(b"content-length")
         mutation.remove_headers.extend(sorted(dropped))
         await client.write(response)
         return bool(message.response_headers.end_of_stream)
@@ -202,11 +204,12 @@ class PickForwarder(Forwarder):
 
 async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
     """Pass a piece of the response on. Returns whether it was the last one."""
-    if body.body:
-        tracker.piece(body.body, time.monotonic())
+    shown, now_s = tracker.piece(body.body, time.monotonic()) if body.body else b"", time.monotonic()
+    if tracker.refuses_usage(body.body):  # the client gets the error: a gateway sends each request once
+        tracker.learn_refusal()
     response = ProcessingResponse()
     chunk = response.response_body.response.body_mutation.streamed_response
-    chunk.body, chunk.end_of_stream = body.body, body.end_of_stream
+    chunk.body, chunk.end_of_stream = shown + (tracker.rest(now_s) if body.end_of_stream else b""), body.end_of_stream
     await client.write(response)
     return bool(body.end_of_stream)
 

@@ -109,8 +109,9 @@ class Attempts:
                 if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
                     reply = await message_error(reply)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
+                if tracker.changes_length:
+                    headers = [pair for pair in headers if pair[0] != b"content-length"]
                 if isinstance(tracker, ContinuingTracker) and tracker.joins:
-                    headers = [pair for pair in headers if pair[0] != b"content-length"]  # the client's has another one
                     with self._leaving.watched(tracker, reply.close):
                         await relay_joined(reply, client, tracker, headers)
                 else:

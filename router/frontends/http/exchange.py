@@ -60,6 +60,8 @@ class ReceivedRequest(msgspec.Struct):
     cors_headers: HeaderList = []
     """Headers of its response for a web page of an allowed origin."""
     pods_allowed: frozenset[str] | None = None
+    sees_response: bool = True
+    """Whether its response passes the router."""
     is_next: bool = True
     """Whether no earlier request of its connection is being served; others begin when earlier ones have ended."""
 

@@ -10,6 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
+from functools import partial
 from itertools import chain
 from random import getrandbits
 
@@ -211,20 +212,29 @@ class OpenAiEdge(HttpEdge):
                 model = await self._forms.model(endpoint, body, content_type, tenant)
                 if model:
                     return self._reader.read(endpoint, received.named, body, request_id, tenant, model)
-            return await self.read(endpoint, received.named, body, request_id, tenant)
+            return await self.read(
+                endpoint, received.named, body, request_id, tenant, sees_response=received.sees_response
+            )
         except RouterError as error:
             received.refusal = error
             return None
 
     async def read(
-        self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str, tenant: Tenant
+        self,
+        endpoint: Endpoint,
+        named: Mapping[bytes, bytes],
+        body: bytes,
+        request_id: str,
+        tenant: Tenant,
+        *,
+        sees_response: bool = False,
     ) -> InferenceRequest:
         """The request with a body that has not been checked. Raises like `RequestReader.read`."""
+        read = partial(self._reader.read, sees_response=sees_response)
         if self._large_bodies.needs_check(body):
             await self._large_bodies.check(endpoint, body, tenant)
-            read = self._reader.read
             return await self._large_bodies.decode(tenant, body, read, endpoint, named, body, request_id, tenant)
-        return self._reader.read(endpoint, named, body, request_id, tenant)
+        return read(endpoint, named, body, request_id, tenant)
 
     def admit(
         self,
@@ -244,7 +254,13 @@ class OpenAiEdge(HttpEdge):
             if received.refusal is not None:
                 raise received.refusal
             request = read or self._reader.read(
-                endpoint, received.named, received.body, request_id, received.tenant, model
+                endpoint,
+                received.named,
+                received.body,
+                request_id,
+                received.tenant,
+                model,
+                sees_response=received.sees_response,
             )
         except Exception as error:
             self._endings.refused(endpoint, error, request_id, trace, received.tenant)

@@ -68,7 +68,8 @@ async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: 
     """Send one response with these headers to the client. Raises `UpstreamError`."""
 
     def pass_on(piece: bytes) -> bool:
-        return client.put(tracker.piece(piece, monotonic()))
+        shown = tracker.piece(piece, monotonic())
+        return not shown or client.put(shown)
 
     ready = b""
     while not ready and (piece := await reply.read()):
@@ -83,6 +84,8 @@ async def relay(reply: AnyReply, client: Downstream, tracker: Tracker, headers: 
         await client.ready()
     if not is_whole:
         await reply.pour(pass_on, client.ready)
+        if left := tracker.rest(monotonic()):
+            client.put(left)
     client.finish()
     tracker.complete(monotonic())
 
@@ -120,6 +123,8 @@ async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingT
         if not tracker.is_whole:
             raise
     tracker.ended()
+    if left := tracker.rest(monotonic()):
+        client.put(left)
     client.finish()
     tracker.complete(monotonic())
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 from msgspec.structs import replace
 
@@ -14,7 +16,7 @@ from router.request.continuation.message_stream import MessageStream
 from router.request.continuation.plan import first_body
 from router.request.continuation.terms import Terms, terms_of
 from router.request.inbound import Inbound
-from router.types import Endpoint
+from router.types import Endpoint, UsageShown
 
 
 class Asked(msgspec.Struct):
@@ -59,6 +61,8 @@ def _asked(
     prompt, policy = context.prompt, context.policy
     has_media, holds_calls = prompt is not None and prompt.has_media, policy is not None and policy.hold_tool_calls
     terms = terms_of(endpoint, body, has_media=has_media, holds_calls=holds_calls)
+    if context.request.usage is UsageShown.NONE:
+        terms = dataclasses.replace(terms, wants_usage=False)
     words = words if endpoint in candidate.pod.continues else None
     refusal = _refusal(context, candidate, terms, takes_ids=words is not None)
     return Asked(endpoint, context.inbound, body, terms, refusal, None if refusal else words)

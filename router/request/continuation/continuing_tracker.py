@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from router.decision import Candidate, RouteDecision
-from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError
+from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError, UsageRefused
 from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import ContinuationRules
@@ -79,6 +79,10 @@ class ContinuingTracker(Tracker):
     def joins(self) -> bool:
         """Whether the stream is recorded, so that another pod may continue it."""
         return self._reader is not None
+
+    @property
+    def changes_length(self) -> bool:
+        return self.joins or self._filter is not None
 
     @property
     def planning(self) -> Callable[[], StreamPlan] | None:
@@ -203,6 +207,8 @@ class ContinuingTracker(Tracker):
         return False
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
+        if isinstance(error, UsageRefused):
+            return Tracker.failed(self, error, now_s)
         candidate, reader, cause = self.context.candidate, self._reader, self._cause_of(error)
         assert candidate is not None
         is_leaving = self._state.fleet.is_leaving(candidate.pod.id)
@@ -229,7 +235,8 @@ class ContinuingTracker(Tracker):
             self._counters.continued("finish", cause, "joined")
             if made := self._shown(reader, found.events):
                 self.context.reader.feed(made)
-                self.context.result, self.last_events = "ok", made
+                shown = made if self._filter is None else self._filter.feed(made) + self._filter.end()
+                self.context.result, self.last_events = "ok", shown
         else:
             self._counters.continued("none", cause, found)
         return None

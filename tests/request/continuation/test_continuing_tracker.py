@@ -21,7 +21,7 @@ from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
-from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix
+from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix, UsageShown
 from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
@@ -43,6 +43,7 @@ class Fleet:
         endpoint: Endpoint = Endpoint.CHAT,
         proven: str = "",
         steps: StepTimes | None = None,
+        usage: UsageShown = UsageShown.ALL,
         **fields: Any,
     ) -> None:
         self.core = CoreOfPods([replace(pod, version="0.32.0") for pod in pods_at(PODS)])
@@ -58,6 +59,7 @@ class Fleet:
                 **{name: getattr(context.request, name) for name in context.request.__struct_fields__},
                 "body": body_of(self.case),
                 "endpoint": endpoint,
+                "usage": usage,
             }
         )
         context.reader = reader_of(endpoint)
@@ -127,12 +129,16 @@ def whole(received: bytes) -> Any:
     return Received(received).whole
 
 
-def uncut(name: str) -> Any:
-    fleet = Fleet(name)
+def uncut_stream(name: str, **fields: Any) -> bytes:
+    fleet = Fleet(name, **fields)
     fleet.answer(1.0)
     fleet.end()
     fleet.close()
-    return whole(fleet.received)
+    return fleet.received
+
+
+def uncut(name: str) -> Any:
+    return whole(uncut_stream(name))
 
 
 @pytest.mark.parametrize("name", ["bytes", "think", "tools, thinking", "stop", "sampled", "json schema"])
@@ -147,6 +153,29 @@ def test_other_pod_continues_and_client_reads_one_answer(name: str, share: float
     fleet.close()
     assert whole(fleet.received) == uncut(name)
     assert fleet.counted[0][1:] == ("connection", "joined")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.9])
+@pytest.mark.parametrize("name", ["bytes", "think", "tools, thinking", "stop"])
+def test_a_client_that_has_not_asked_for_usage_sees_none_of_two_pods(name: str, share: float) -> None:
+    """The router has asked both, and counts what they report; behind the end of the text, usage is not waited for."""
+    asked = {"stream_options": {"include_usage": True}}
+    fleet = Fleet(name, usage=UsageShown.NONE, **asked)
+    fleet.answer(share)
+    if fleet.fail():
+        fleet.answer(1.0)
+        fleet.end()
+        assert fleet.context.reader.output_tokens is not None
+    fleet.received += fleet.tracker.rest(0.0) + fleet.tracker.last_events
+    fleet.close()
+    seen, expected = Received(fleet.received), Received(uncut_stream(name, **asked))
+    assert expected.usage and not seen.usage and b'"usage":{' not in fleet.received
+    assert (seen.texts, seen.finish, seen.calls.keys(), seen.is_done) == (
+        expected.texts,
+        expected.finish,
+        expected.calls.keys(),
+        True,
+    )
 
 
 @pytest.mark.parametrize("more", [frozenset({Endpoint.COMPLETIONS}), frozenset[Endpoint]()])

@@ -1,0 +1,152 @@
+"""Asks for the usage of every streamed chat and completion, and hides from clients what they have not asked for.
+
+The client receives, byte for byte, what the engine would send had nobody asked. Recorded from vLLM 0.32 and llama.cpp:
+the counts come in an event of their own behind the last choice, and fields of the event that ends a choice move there.
+With `--enable-force-include-usage`, every event of vLLM has counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+import msgspec
+
+from router.apis.openai import ASKED_USAGE
+from router.types import UsageShown
+
+REFUSED_STATUSES = frozenset({400, 422})
+MAX_EVENT_BYTES = 256 * 1024
+"""A longer event passes as it came."""
+_ASKED_END = b"," + ASKED_USAGE + b"}"
+_USAGE = b'"usage"'
+_USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
+_FINISH, _SPACED_FINISH = b'"finish_reason":"', b'"finish_reason": "'
+_DATA, _DONE, _ENDS = b"data:", b"[DONE]", (b"\n\n", b"\r\n\r\n")
+_END = re.compile(rb"\r?\n\r?\n")
+_MOVED = ("system_fingerprint", "timings")
+"""Fields that engines send with the last event: that of the usage, if it was asked for."""
+_Fields = dict[str, msgspec.Raw]
+_FIELDS = msgspec.json.Decoder(_Fields)
+_NULL, _NO_CHOICES = msgspec.Raw(b"null"), msgspec.Raw(b"[]")
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+_OPTIONS = msgspec.json.Decoder(_StreamOptions | None, strict=False)
+
+
+def shown_usage(options: msgspec.Raw | msgspec.UnsetType) -> UsageShown:
+    """What the `stream_options` of a stream ask for. Where they are invalid, the pod says so."""
+    if isinstance(options, msgspec.UnsetType):
+        return UsageShown.NONE
+    try:
+        asked = _OPTIONS.decode(options) or _StreamOptions()
+    except msgspec.DecodeError:
+        return UsageShown.ALL
+    if not asked.include_usage:
+        return UsageShown.NONE
+    return UsageShown.ALL if asked.continuous_usage_stats else UsageShown.AT_END
+
+
+def asking_options(options: msgspec.Raw) -> _Fields:
+    """The client's `stream_options`, with usage asked for."""
+    given: _Fields = {} if options == _NULL else dict(_FIELDS.decode(options))
+    return {**given, "include_usage": msgspec.Raw(b"true")}
+
+
+def without_asking(body: bytes) -> bytes:
+    """A body whose end asks for usage, as the client has sent it; any other body as it is."""
+    return body[: -len(_ASKED_END)] + b"}" if body.endswith(_ASKED_END) else body
+
+
+def refuses_asking(error: bytes) -> bool:
+    """Whether an error of a pod is about what only the router has asked for."""
+    return b"stream_options" in error or b"include_usage" in error
+
+
+@dataclass(slots=True, eq=False)
+class UsageFilter:
+    """One stream. `hides_total`: the client has not asked for the usage at its end. `hides_steps`: nor for that in
+    events with choices, if there are any."""
+
+    hides_total: bool
+    hides_steps: bool
+    _rest: bytearray = field(default_factory=bytearray)
+    """The beginning of an event."""
+    _held: list[bytes] = field(default_factory=list)
+    """Events that end a choice, until the next event that has no choices: fields of it belong there."""
+
+    def feed(self, piece: bytes) -> bytes:
+        """What the client gets of the next piece; b"" for nothing."""
+        is_last = self.hides_total and (_FINISH in piece or _SPACED_FINISH in piece)
+        if is_last or _USAGE in piece or self._held or self._rest or not piece.endswith(_ENDS):
+            return self._filtered(piece)
+        return piece
+
+    def end(self) -> bytes:
+        """What is left when the pod has sent all."""
+        left = self._released({}) + bytes(self._rest)
+        self._rest.clear()
+        return left
+
+    def _filtered(self, piece: bytes) -> bytes:
+        rest, begin = self._rest, 0
+        searched = max(len(rest) - 3, 0)
+        rest += piece
+        events = []
+        for found in _END.finditer(rest, searched):
+            events.append(bytes(rest[begin : found.end()]))
+            begin = found.end()
+        del rest[:begin]
+        shown = b"".join(map(self._event, events))
+        if len(rest) > MAX_EVENT_BYTES:
+            shown, self._rest = shown + bytes(rest), bytearray()
+        return shown
+
+    def _event(self, event: bytes) -> bytes:
+        if self._held and _DONE in event:
+            return self._released({}) + event
+        if _USAGE in event and len(event) <= MAX_EVENT_BYTES:
+            fields = _fields_of(event)
+            if fields.get("usage", _NULL) != _NULL:
+                if fields.get("choices") == _NO_CHOICES:
+                    return self._released(fields) if self.hides_total else event
+                event = _without_usage(event, fields) if self.hides_steps else event
+        if self.hides_total and (_FINISH in event or _SPACED_FINISH in event):
+            self._held.append(event)
+            return b""
+        return event
+
+    def _released(self, last: _Fields) -> bytes:
+        """The held events, with those fields of the last one that they would have had."""
+        moved = [(b'"%b"' % name.encode(), bytes(last[name])) for name in _MOVED if name in last]
+        held, self._held = self._held, []
+        return b"".join(_completed(event, moved) for event in held)
+
+
+def _completed(event: bytes, moved: list[tuple[bytes, bytes]]) -> bytes:
+    added = b"".join(b"," + name + b":" + value for name, value in moved if name not in event)
+    end = event.rfind(b"}")
+    return event[:end] + added + event[end:]
+
+
+def _fields_of(event: bytes) -> _Fields:
+    """The fields of an event with one object; none for any other."""
+    try:
+        return _FIELDS.decode(event[event.index(_DATA) + len(_DATA) :])
+    except ValueError:
+        return {}
+
+
+def _without_usage(event: bytes, fields: _Fields) -> bytes:
+    """The event without its usage; no other byte changes where that is not its first field."""
+    usage = bytes(fields["usage"])
+    for found in reversed(list(_USAGE_FIELD.finditer(event))):
+        if event.startswith(usage, found.end()):
+            return event[: found.start()] + event[found.end() + len(usage) :]
+    kept = {name: value for name, value in fields.items() if name != "usage"}
+    return event[: event.index(_DATA)] + b"data: " + msgspec.json.encode(kept) + b"\n\n"
