@@ -135,7 +135,7 @@ class Chain:
 
 
 @asynccontextmanager
-async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
+async def chain(edge: Edge | None = None, *, reads_bodies: bool = False) -> AsyncIterator[Chain]:
     pod, own, loop = RecordingPod(), list[AtPod](), asyncio.get_running_loop()
     application = FastAPI(openapi_url=None)
 
@@ -152,7 +152,9 @@ async def chain(edge: Edge | None = None) -> AsyncIterator[Chain]:
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)
         core = CoreOfPods([served])
-        reader_of_heads = UnreadBodies(core.fleet, forwarding, limits.max_messages, frozenset())
+        reader_of_heads = (RequestReader if reads_bodies else UnreadBodies)(
+            core.fleet, forwarding, limits.max_messages, frozenset()
+        )
         edge_to_pod = edge_of(core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads)
         edge_to_pod.own_bodies = True
         app = App(edge_to_pod, application, AdmissionGate())

@@ -11,10 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from router.config.edge_schema import Edge
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import MalformedRequest
-from router.frontends.http.form_fields import MAX_HEAD_BYTES, MAX_PARTS, SLICE_BYTES, Forms, declares_form, form_check
+from router.frontends.http.form_fields import (
+    MAX_HEAD_BYTES,
+    MAX_PARTS,
+    SLICE_BYTES,
+    FormFields,
+    Forms,
+    declares_form,
+    form_check,
+)
 from router.types import MAX_NAME_CHARACTERS, Endpoint
+from tests.api.edge_to_pod import chain
 
 MULTIPART = b"multipart/form-data; boundary=b"
 URLENCODED = b"application/x-www-form-urlencoded"
@@ -40,7 +50,7 @@ def named(name: bytes, more: bytes = b"") -> bytes:
 
 
 def model_in(body: bytes, *, trusted: bool = False) -> str:
-    return asyncio.run(Forms(trusted=trusted).model(Endpoint.OTHER, body, MULTIPART))
+    return asyncio.run(Forms(trusted=trusted).read(Endpoint.OTHER, body, MULTIPART)).model
 
 
 @pytest.mark.parametrize("size_bytes", [5, 2 * SLICE_BYTES])
@@ -69,6 +79,55 @@ def test_a_model_that_parsers_may_read_in_two_ways_is_refused(body: bytes, probl
 
 def test_the_model_of_a_trusted_client_is_read_with_fields_that_steer() -> None:
     assert model_in(form(named(b"priority"), MODEL), trusted=True) == "value"
+
+
+# --- the usage of a streamed transcription ---
+
+
+def filled(**fields: str) -> bytes:
+    """A form with these fields, as clients write it."""
+    parts = (b"--b\r\n%b\r\n\r\n%b\r\n" % (named(name.encode()), value.encode()) for name, value in fields.items())
+    return b"".join(parts) + b"--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, FormFields("m")),
+        ({"stream": "true"}, FormFields("m", streams=True)),
+        ({"stream": "True", "stream_include_usage": "1"}, FormFields("m", streams=True, asks_usage=True)),
+        ({"stream": "no", "stream_include_usage": "false"}, FormFields("m")),
+    ],
+)
+def test_whether_a_form_asks_for_a_stream_and_its_usage_is_read(fields: dict[str, str], expected: FormFields) -> None:
+    assert asyncio.run(Forms().read(Endpoint.OTHER, filled(model="m", **fields), MULTIPART)) == expected
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("path", "fields", "is_asked"),
+    [
+        ("/v1/audio/transcriptions", {"stream": "true"}, True),
+        ("/v1/audio/translations", {"stream": "true"}, True),
+        ("/v1/audio/transcriptions", {"stream": "true", "stream_include_usage": "true"}, False),
+        ("/v1/audio/transcriptions", {}, False),
+        ("/v1/images/edits", {"stream": "true"}, False),
+    ],
+)
+async def test_only_streamed_transcriptions_are_asked_for_their_usage(
+    path: str, fields: dict[str, str], *, is_asked: bool
+) -> None:
+    """The pod reads the client's form with one field more."""
+    sent = filled(model="m", **fields)
+    async with chain(Edge(), reads_bodies=True) as client:
+        head = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+        client.writer.write(head % (path.encode(), MULTIPART, len(sent)) + sent)
+        assert (await client.answer())[0].startswith(b"HTTP/1.1 200")
+    (request,) = client.pod.requests
+    more = {"stream_include_usage"} if is_asked else set()
+    assert await starlette_names(request.body, MULTIPART) == {"model", *fields, *more}
+    assert request.body.endswith(sent) and (is_asked or request.body == sent)
 
 
 # --- what is refused ---
@@ -186,7 +245,7 @@ def test_a_form_has_a_bounded_number_of_parts() -> None:
 async def test_endpoints_of_json_take_no_forms(endpoint: Endpoint) -> None:
     """An engine might read the form where the router reads JSON."""
     with pytest.raises(MalformedRequest, match="application/json"):
-        await Forms().model(endpoint, form(MODEL), MULTIPART)
+        await Forms().read(endpoint, form(MODEL), MULTIPART)
 
 
 # --- what clients send ---
@@ -425,7 +484,7 @@ def test_a_large_form_is_searched_once_and_in_slices(case: str) -> None:
 async def test_the_event_loop_runs_between_the_steps_of_a_large_form() -> None:
     """Other requests go on."""
     body = form(named(b"file")).replace(b"value", b"-" * 8 * SLICE_BYTES)
-    checked = asyncio.ensure_future(Forms().model(Endpoint.OTHER, body, MULTIPART))
+    checked = asyncio.ensure_future(Forms().read(Endpoint.OTHER, body, MULTIPART))
     turns = 0
     while not checked.done():
         turns += 1

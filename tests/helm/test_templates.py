@@ -445,7 +445,7 @@ def test_notes_say_what_routers_without_a_shared_index_do_not_share() -> None:
 
 def test_notes_name_the_flags_of_engines_that_the_chart_does_not_run() -> None:
     found = notes(config={"discovery": {"kubernetes": [SELECTOR]}})
-    flags = ("--kv-events-config", "--enable-prompt-tokens-details", "--enable-force-include-usage")
+    flags = ("--kv-events-config", "--enable-prompt-tokens-details")
     assert all(flag in found for flag in flags)
 
 

@@ -120,7 +120,6 @@ def test_a_replacement_must_be_in_its_block(tmp_path: Path) -> None:
 ENGINE_FLAGS = {
     "--enable-prefix-caching",
     "--enable-prompt-tokens-details",
-    "--enable-force-include-usage",
     "--kv-events-config",
 }
 ENGINE = re.compile(r"(?:^|[ `])(?:vllm serve|vLLM  +--)(?:[^\n]*\\\n)*[^\n]*(?:\n +--[^\n]*)*", re.MULTILINE)

@@ -1,8 +1,8 @@
 """Reads the model of a form, and refuses forms that have fields which steer the engine.
 
-Forms are forwarded as they are, because they carry audio and images, and parsers differ. So only forms that have one
-meaning are accepted: as clients write them, without anything that two parsers could read in two ways. Large forms are
-checked in slices between which the event loop runs.
+Forms are forwarded as they are, because they carry audio and images, and parsers differ; only a streamed transcription
+is asked for its usage. So only forms that have one meaning are accepted: as clients write them, without anything that
+two parsers could read in two ways. Large forms are checked in slices between which the event loop runs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import asyncio
 import re
 from collections.abc import Generator, Iterator
 from itertools import count
+from typing import TypeAlias
+
+import msgspec
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
@@ -45,6 +48,22 @@ _PART_HEADERS = {
 _REFUSED = frozenset(name.encode() for name in STEERING_FIELDS | CONTAINERS)
 
 
+_Field: TypeAlias = tuple[bytes, bytes]
+_READ = frozenset({b"model", b"stream", b"stream_include_usage"})
+_TRUE = frozenset({b"true", b"1", b"on", b"t", b"yes", b"y"})
+"""As engines read a boolean field, in lower case (pydantic)."""
+_END: _Field = (b"", b"")
+_ASKING_PART = b'\r\nContent-Disposition: form-data; name="stream_include_usage"\r\n\r\ntrue\r\n'
+
+
+class FormFields(msgspec.Struct, frozen=True):
+    """What the router reads of a form. `model`: "" without one."""
+
+    model: str = ""
+    streams: bool = False
+    asks_usage: bool = False
+
+
 def declares_form(content_type: bytes) -> bool:
     """Whether any parser might take this content type for a form."""
     lowered = content_type.lower()
@@ -60,35 +79,46 @@ class Forms:
         self._refused: frozenset[bytes] = frozenset() if trusted else _REFUSED
         self._turns = turns or FairTurns()
 
-    async def model(self, endpoint: Endpoint, body: bytes, content_type: bytes, tenant: Tenant = OPEN_TENANT) -> str:
-        """The value of the field `model`; "" without one. Raises `MalformedRequest` for a form that is not accepted.
-        `content_type`: as the client sent it."""
+    async def read(
+        self, endpoint: Endpoint, body: bytes, content_type: bytes, tenant: Tenant = OPEN_TENANT
+    ) -> FormFields:
+        """The fields that the router reads. Raises `MalformedRequest` for a form that is not accepted. `content_type`:
+        as the client sent it."""
         try:
             if endpoint is not Endpoint.OTHER:
                 raise MalformedRequest(f"{endpoint.value} takes no forms; send JSON (content-type: application/json).")
-            return _only_name(await self._found(form_check(body, content_type, self._refused), len(body), tenant))
+            found = await self._found(form_check(body, content_type, self._refused), len(body), tenant)
+            model = _only_name([value for name, value in found if name == b"model"])
         except MalformedRequest:
             if self._trusted:
-                return ""
+                return FormFields()
             raise
+        fields = dict(found)
+        asks = fields.get(b"stream_include_usage", b"").lower() in _TRUE
+        return FormFields(model, fields.get(b"stream", b"").lower() in _TRUE, asks)
 
-    async def _found(self, steps: Iterator[bytes], size_bytes: int, tenant: Tenant) -> list[bytes]:
+    async def _found(self, steps: Iterator[_Field | None], size_bytes: int, tenant: Tenant) -> list[_Field]:
         if size_bytes <= INLINE_BYTES:
             return [found for found in steps if found]
-        models = []
+        fields = []
         for number in count():
             async with self._turns.turn(tenant, number * SLICE_BYTES, SLICE_BYTES):
-                found = next(steps, None)
-                if found is None:
+                found = next(steps, _END)
+                if found is _END:
                     break
                 if found:
-                    models.append(found)
+                    fields.append(found)
                 await asyncio.sleep(0)
-        return models
+        return fields
 
 
-def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _REFUSED) -> Iterator[bytes]:
-    """Check the form in steps. A step yields the beginning of the value of a field `model`, or b"". Raises
+def with_usage_asked(form: bytes) -> bytes:
+    """A checked form whose first part asks for the usage of a stream. The client's own field, behind it, counts."""
+    return form[: form.index(b"\r\n")] + _ASKING_PART + form
+
+
+def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _REFUSED) -> Iterator[_Field | None]:
+    """Check the form in steps. A step yields a field of `_READ` with the beginning of its value, or None. Raises
     `MalformedRequest` for a field in `refused`, or for anything that is not written as usual."""
     delimiter = b"--" + _boundary(content_type)
     if not body.startswith(delimiter):
@@ -110,8 +140,8 @@ def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _RE
         if (base := name.partition(b"[")[0]) in refused:
             why = "steers the engine and is accepted only from trusted clients (edge.trust_engine_fields)"
             raise MalformedRequest(f"The form field `{base.decode()}` {why}.", param=base.decode())
-        if name == b"model":
-            yield body[value_start : min(end - 2, value_start + MAX_NAME_CHARACTERS + 1)]
+        if name in _READ:
+            yield name, body[value_start : min(end - 2, value_start + MAX_NAME_CHARACTERS + 1)]
         start = end + len(delimiter)
 
 
@@ -125,11 +155,11 @@ def _boundary(content_type: bytes) -> bytes:
     return found[2]
 
 
-def _next_delimiter(body: bytes, delimiter: bytes, start: int) -> Generator[bytes, None, int]:
+def _next_delimiter(body: bytes, delimiter: bytes, start: int) -> Generator[None, None, int]:
     """The place of the next delimiter; -1 if there is none. Yields after each slice."""
     while start < len(body):
         found = body.find(delimiter, start, start + SLICE_BYTES + len(delimiter) - 1)
-        yield b""
+        yield None
         if found >= 0:
             return found
         start += SLICE_BYTES

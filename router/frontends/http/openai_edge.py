@@ -15,6 +15,7 @@ from itertools import chain
 from random import getrandbits
 
 import structlog
+from msgspec.structs import replace
 
 from router.admission.fair_bound import FairBound
 from router.admission.tenant import Tenant
@@ -23,10 +24,11 @@ from router.config.schema import Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
+from router.frontends.body_edits import BodyEdits
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
-from router.frontends.http.form_fields import Forms, declares_form
+from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
 from router.frontends.http.forward import Forwarder
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error, whole_error
 from router.frontends.http.large_bodies import LargeBodies
@@ -42,9 +44,10 @@ from router.request.error_responses import headers_too_large, stream_error_body
 from router.request.inbound import Inbound
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
-from router.types import Endpoint, InferenceRequest
+from router.types import Endpoint, InferenceRequest, UsageShown
 
 _JSON = b"application/json"
+_TRANSCRIBING = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 _IDENTITY = frozenset({b"", b"identity"})
 MAX_ID_CHARACTERS = 128
 _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
@@ -81,6 +84,7 @@ class OpenAiEdge(HttpEdge):
         turns = FairTurns()
         self._large_bodies = LargeBodies(limits.max_json_items, turns)
         self._forms = Forms(turns, trusted=edge.trust_engine_fields)
+        self._body_edits = BodyEdits()
         self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
@@ -209,15 +213,27 @@ class OpenAiEdge(HttpEdge):
         endpoint, tenant = endpoint_of(received.path), received.tenant
         try:
             if is_form:
-                model = await self._forms.model(endpoint, body, content_type, tenant)
-                if model:
-                    return self._reader.read(endpoint, received.named, body, request_id, tenant, model)
+                fields = await self._forms.read(endpoint, body, content_type, tenant)
+                if fields.model:
+                    request = self._reader.read(endpoint, received.named, body, request_id, tenant, fields.model)
+                    return await self._with_usage(received, request, fields)
             return await self.read(
                 endpoint, received.named, body, request_id, tenant, sees_response=received.sees_response
             )
         except RouterError as error:
             received.refusal = error
             return None
+
+    async def _with_usage(
+        self, received: ReceivedRequest, request: InferenceRequest, fields: FormFields
+    ) -> InferenceRequest:
+        """The request of a form. A streamed transcription asks for its usage, which its client sees if it asked."""
+        if not (fields.streams and received.sees_response and received.path in _TRANSCRIBING):
+            return request
+        if fields.asks_usage:
+            return replace(request, usage=UsageShown.AT_END)
+        body = await self._body_edits.run(request.body, partial(with_usage_asked, request.body))
+        return replace(request, usage=UsageShown.NONE, body=body)
 
     async def read(
         self,

@@ -159,7 +159,7 @@ def test_other_pod_continues_and_client_reads_one_answer(name: str, share: float
 @pytest.mark.parametrize("name", ["bytes", "think", "tools, thinking", "stop"])
 def test_a_client_that_has_not_asked_for_usage_sees_none_of_two_pods(name: str, share: float) -> None:
     """The router has asked both, and counts what they report; behind the end of the text, usage is not waited for."""
-    asked = {"stream_options": {"include_usage": True}}
+    asked: dict[str, Any] = {"stream_options": {"include_usage": True}}
     fleet = Fleet(name, usage=UsageShown.NONE, **asked)
     fleet.answer(share)
     if fleet.fail():
