@@ -34,7 +34,7 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.predictions import AttemptPredictions
 from router.request.response_reader import has_early_error
-from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking, without_asking
+from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking
 from router.types import PodId, UsageShown
 
 UNARY_PREFILL_SLACK = 1.5
@@ -307,10 +307,8 @@ class Tracker:
 
     def refuses_usage(self, error: bytes) -> bool:
         """Whether the pod has refused the usage that only the router has asked for."""
-        context = self.context
-        if context.status not in REFUSED_STATUSES or context.request.usage is not UsageShown.NONE:
-            return False
-        return refuses_asking(error) and without_asking(context.request.body) != context.request.body
+        is_asked = self.context.request.usage is UsageShown.NONE
+        return is_asked and self.context.status in REFUSED_STATUSES and refuses_asking(error)
 
     def _says_dead(self, held: bytes) -> bool:
         """Whether a held error says that the pod's engine is gone. The answer of a model may say so, too."""

@@ -198,6 +198,31 @@ async def test_responses_that_pass_the_picker_are_unchanged_and_counted(picker: 
         assert picking.leases == 0
 
 
+async def test_streams_that_pass_the_picker_hide_usage_that_only_it_has_asked_for(picker: Pick) -> None:
+    """It is counted. Where responses do not pass, nothing is asked; a refusal is remembered."""
+    text = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
+    async with picker(1) as picking:
+        asked = await picking.stream().ask(chat(stream=True))
+        assert b"stream_options" not in asked.body
+        stream = picking.stream()
+        asked = await stream.ask(chat(stream=True), modes=DUPLEX)
+        assert msgspec.json.decode(asked.body)["stream_options"] == {"include_usage": True}
+        await stream.respond()
+        for number, event in enumerate([text, usage, b"data: [DONE]\n\n"]):
+            await stream.send(response_body={"body": event, "end_of_stream": number == 2})
+        chunks = [(await stream.receive()).response_body.response.body_mutation.streamed_response for _ in range(2)]
+        assert [(chunk.body, chunk.end_of_stream) for chunk in chunks] == [(text, False), (b"data: [DONE]\n\n", True)]
+        await stream.end()
+        refused = picking.stream()
+        await refused.ask(chat(stream=True), modes=DUPLEX)
+        await refused.respond(400)
+        await refused.send(response_body={"body": b'{"error":"stream_options"}', "end_of_stream": True})
+        assert (await refused.receive()).WhichOneof("response") == "response_body"
+        asked = await picking.stream().ask(chat(stream=True), modes=DUPLEX)
+        assert b"stream_options" not in asked.body
+
+
 async def test_the_lease_moves_to_the_pod_that_the_gateway_used(picker: Pick) -> None:
     async with picker(2, {"fallbacks": 1}) as picking:
         stream = picking.stream()

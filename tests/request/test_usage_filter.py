@@ -226,7 +226,6 @@ def test_a_pod_that_refuses_is_asked_again_without_and_that_is_remembered() -> N
         (400, b'{"error":{"message":"messages is missing"}}', ASKING, UsageShown.NONE),
         (500, b'{"error":{"message":"stream_options"}}', ASKING, UsageShown.NONE),
         (400, b'{"error":{"message":"stream_options"}}', ASKING, UsageShown.AT_END),
-        (400, b'{"error":{"message":"stream_options"}}', b'{"stream_options":{"x":1},"stream":true}', UsageShown.NONE),
     ],
 )
 def test_other_errors_are_the_clients(status: int, error: bytes, body: bytes, usage: UsageShown) -> None:

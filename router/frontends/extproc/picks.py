@@ -204,13 +204,17 @@ class PickForwarder(Forwarder):
 
 async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
     """Pass a piece of the response on. Returns whether it was the last one."""
-    shown, now_s = tracker.piece(body.body, time.monotonic()) if body.body else b"", time.monotonic()
-    if tracker.refuses_usage(body.body):  # the client gets the error: a gateway sends each request once
+    now_s = time.monotonic()
+    shown = tracker.piece(body.body, now_s) if body.body else b""
+    if tracker.refuses_usage(body.body):  # its client gets the error: a gateway sends each request once
         tracker.learn_refusal()
-    response = ProcessingResponse()
-    chunk = response.response_body.response.body_mutation.streamed_response
-    chunk.body, chunk.end_of_stream = shown + (tracker.rest(now_s) if body.end_of_stream else b""), body.end_of_stream
-    await client.write(response)
+    if body.end_of_stream:
+        shown += tracker.rest(now_s)
+    if shown or body.end_of_stream:
+        response = ProcessingResponse()
+        chunk = response.response_body.response.body_mutation.streamed_response
+        chunk.body, chunk.end_of_stream = shown, body.end_of_stream
+        await client.write(response)
     return bool(body.end_of_stream)
 
 
