@@ -91,6 +91,8 @@ class MockEngineConfig(SimPodConfig):
     """At most what the cache holds."""
     stream_interval: int = 1
     """Tokens per chunk of a stream."""
+    forces_usage: bool = False
+    """Whether each chunk has usage, as with vLLM's `--enable-force-include-usage`."""
     kv_events: KvEventConfig | None = KvEventConfig()
     """None for an engine that publishes no KV events."""
     handoff: HandoffConfig = HandoffConfig()

@@ -165,6 +165,7 @@ class RequestParser:
         max_tokens: int | None,
     ) -> GenerationRequest:
         model, adapter = self._model(body.model)
+        options = body.stream_options
         _check_options(body, max_tokens)
         self._check_length(len(prompt.tokens), max_tokens or 1)
         return GenerationRequest(
@@ -176,8 +177,8 @@ class RequestParser:
             adapter=adapter,
             salt=body.cache_salt or "",
             stream=bool(body.stream),
-            include_usage=bool(body.stream_options and body.stream_options.include_usage),
-            continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
+            include_usage=self._config.forces_usage or bool(options and options.include_usage),
+            continuous_usage=self._config.forces_usage or bool(options and options.continuous_usage_stats),
             return_token_ids=bool(body.return_token_ids),
             include_reasoning=not isinstance(body, AskedChat) or body.include_reasoning is not False,
             stream_interval=self._config.stream_interval,
