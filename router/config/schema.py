@@ -216,7 +216,7 @@ class Probes(Strict):
 class ContinuationConfig(Strict):
     """Broken streams go on, on another pod: `docs/continuation.md`."""
 
-    enabled: bool = False
+    enabled: bool = True
     """Ask vLLM (0.27 or later) for token ids in streams, and remember them while a stream lasts."""
     silence_s: PositiveFloat = 5.0
     """A pod that is not ready any more and sends nothing within a stream for this long has failed."""
