@@ -20,8 +20,8 @@ from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.frontends.fair_turns import FairTurns
-from router.frontends.http.relay import LARGE_PIECE_BYTES, is_stream
-from router.request.inbound import HeaderList
+from router.frontends.http.relay import LARGE_PIECE_BYTES
+from router.request.inbound import HeaderList, is_event_stream
 
 MAX_COMPARED = 128
 """Connections, or bodies, that are compared to drop one of them. Comparing thousands would cost milliseconds."""
@@ -307,8 +307,8 @@ class Exchange(msgspec.Struct, eq=False):
         self._head = head + b"\r\n\r\n"
 
     @property
-    def streams(self) -> bool:
-        return self._headers is not None and is_stream(self._headers)
+    def sends_events(self) -> bool:
+        return self._headers is not None and is_event_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:
         """Send a piece of body. Returns False if the client is slow: wait for `ready` before sending more."""
