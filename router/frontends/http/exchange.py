@@ -7,6 +7,8 @@ the first piece of the body. The task is cancelled when the client disconnects.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -34,6 +36,7 @@ SMALL_PIECE_BYTES = 512
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JOINED_INLINE_BYTES = 1024 * 1024
 """Larger bodies are joined in a thread, which releases the interpreter."""
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _WITHOUT_BODY = frozenset({204, 304})
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 
@@ -276,8 +279,16 @@ class Exchange(msgspec.Struct, eq=False):
                 self._connection.tasks.discard(self._task)
                 self._task = None  # a cancelled task keeps its frames, and so this exchange
             if not self.response_complete:
-                self._connection.transport.close()
+                self._break_off()
                 self._connection.body_memory.release(self)
+
+    def _break_off(self) -> None:
+        """Close the connection. Where its end would end the body, reset it: the body is not to look complete."""
+        transport = self._connection.transport
+        if self.started and not (self._chunked or self._expected_bytes is not None or transport.is_closing()):
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            transport.abort()
+        transport.close()
 
     # --- the response ---
 
