@@ -59,14 +59,9 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     """Whose share of the router's limits it uses, and whose vote against a pod it has: `FairBound`. Empty: unknown."""
 
 
-def media_type(headers: HeaderList) -> bytes:
-    """That of a body, without parameters."""
-    return dict(headers).get(b"content-type", b"").partition(b";")[0].strip().lower()
-
-
-def is_event_stream(headers: HeaderList) -> bool:
-    """Whether an error can be appended to the body as an event."""
-    return media_type(headers) == EVENT_STREAM
+def media_type(named: Mapping[bytes, bytes]) -> bytes:
+    """That of a body with these headers, without parameters."""
+    return named.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:

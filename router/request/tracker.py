@@ -16,7 +16,7 @@ A tracker owns the leases, predictions and observations of an attempt, and decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
@@ -194,18 +194,19 @@ class Tracker:
         context = self.context
         context.status = status
         context.phases.enter("relay", now_s)
-        kind = media_type(headers)
+        named = dict(headers)
+        kind = media_type(named)
         self._pod, self._has_events = pod, kind == EVENT_STREAM
-        self._holds_all = not self._has_events and (status >= 400 or (kind == JSON and self._may_hold(headers)))
+        self._holds_all = not self._has_events and (status >= 400 or (kind == JSON and self._may_hold(named)))
         context.reader.begin(is_opaque=kind not in (EVENT_STREAM, JSON))
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
 
-    def _may_hold(self, headers: HeaderList) -> bool:
+    def _may_hold(self, named: Mapping[bytes, bytes]) -> bool:
         """Whether JSON is known to be no stream of objects: by its length, or by the request of an API that is read."""
         request = self.context.request
         is_unstreamed = not request.stream and request.endpoint is not Endpoint.OTHER
-        return is_unstreamed or b"content-length" in dict(headers)
+        return is_unstreamed or b"content-length" in named
 
     def piece(self, piece: bytes, now_s: float) -> bytes:
         """What goes to the client when this piece has come; nothing while it is held. An error or a JSON object is held

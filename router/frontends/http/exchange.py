@@ -23,7 +23,7 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http.relay import LARGE_PIECE_BYTES
-from router.request.inbound import HeaderList, is_event_stream
+from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 
 MAX_COMPARED = 128
 """Connections, or bodies, that are compared to drop one of them. Comparing thousands would cost milliseconds."""
@@ -36,7 +36,6 @@ SMALL_PIECE_BYTES = 512
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 JOINED_INLINE_BYTES = 1024 * 1024
 """Larger bodies are joined in a thread, which releases the interpreter."""
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _WITHOUT_BODY = frozenset({204, 304})
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 
@@ -200,6 +199,7 @@ class Exchange(msgspec.Struct, eq=False):
     began: bool = False
     started: bool = False
     response_complete: bool = False
+    sends_events: bool = False
     disconnected: bool = False
     was_slow: bool = False
     """Whether the response had to wait for the client."""
@@ -211,7 +211,6 @@ class Exchange(msgspec.Struct, eq=False):
     _first: bool = False
     _served: bool = False
     _task: asyncio.Task[None] | None = None
-    _headers: HeaderList | None = None
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None
@@ -286,7 +285,7 @@ class Exchange(msgspec.Struct, eq=False):
         """Close the connection. Where its end would end the body, reset it: the body is not to look complete."""
         transport = self._connection.transport
         if self.started and not (self._chunked or self._expected_bytes is not None or transport.is_closing()):
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
         transport.close()
 
@@ -301,11 +300,12 @@ class Exchange(msgspec.Struct, eq=False):
         self._connection.body_memory.release(self)
         if self.received.cors_headers:
             headers = [*headers, *self.received.cors_headers]
-        self._headers = headers
+        named = dict(headers)
+        self.sends_events = media_type(named) == EVENT_STREAM
         lines = [STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
-        elif length := dict(headers).get(b"content-length"):
+        elif length := named.get(b"content-length"):
             self._expected_bytes = int(length)
         elif not self.http_1_0:
             self._chunked = True
@@ -316,10 +316,6 @@ class Exchange(msgspec.Struct, eq=False):
         if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
             raise ValueError("a response header contains a line break")
         self._head = head + b"\r\n\r\n"
-
-    @property
-    def sends_events(self) -> bool:
-        return self._headers is not None and is_event_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:
         """Send a piece of body. Returns False if the client is slow: wait for `ready` before sending more."""

@@ -52,7 +52,7 @@ class DecodeReply(_ReadReply):
     def __init__(self, reply: AnyReply, first: bytes, cached_tokens: int | None, closed: Callable[[], object]) -> None:
         self._reply = reply
         self._first: bytes | None = first
-        kind = media_type(reply.headers)
+        kind = media_type(dict(reply.headers))
         self._correction = UsageCorrection(
             cached_tokens if kind in (EVENT_STREAM, JSON) else None, kind == EVENT_STREAM
         )
