@@ -210,8 +210,8 @@ class SpeechFrames(StreamFrames):
     """Speech that is made while it is sent, 20 ms a token: bytes, or OpenAI's events."""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
-        audio, heard = self._request.audio, self._request.output.tokens[first:end]
-        pieces = [token.to_bytes(4, "little") * 240 for token in heard]
+        audio, tokens = self._request.audio, self._request.output.tokens[first:end]
+        pieces = [token.to_bytes(4, "little") * 240 for token in tokens]
         if audio not in AUDIO_TYPES:
             return [data_event({"type": "speech.audio.delta", "audio": b64encode(one).decode()}) for one in pieces]
         return [_WAV_HEAD, *pieces] if audio == "wav" and not first else pieces
