@@ -53,9 +53,8 @@ class DecodeReply(_ReadReply):
         self._reply = reply
         self._first: bytes | None = first
         kind = media_type(dict(reply.headers))
-        self._correction = UsageCorrection(
-            cached_tokens if kind in (EVENT_STREAM, JSON) else None, kind == EVENT_STREAM
-        )
+        corrected_tokens = cached_tokens if kind in (EVENT_STREAM, JSON) else None
+        self._correction = UsageCorrection(corrected_tokens, kind == EVENT_STREAM)
         self._closed = closed
         self.pod = reply.pod
         self.status = reply.status
