@@ -8,6 +8,8 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
+EVENT_STREAM, JSON = b"text/event-stream", b"application/json"
+"""Media types of bodies that the router reads."""
 
 
 class IncomingResponse(Protocol):
@@ -55,6 +57,11 @@ class Inbound(msgspec.Struct, frozen=True, gc=False):
     """With `tracing.enabled`."""
     owner: str = ""
     """Whose share of the router's limits it uses, and whose vote against a pod it has: `FairBound`. Empty: unknown."""
+
+
+def media_type(named: Mapping[bytes, bytes]) -> bytes:
+    """That of a body with these headers, without parameters."""
+    return named.get(b"content-type", b"").partition(b";")[0].strip().lower()
 
 
 def first_values(headers: HeaderList) -> Mapping[bytes, bytes]:

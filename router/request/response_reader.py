@@ -47,10 +47,16 @@ class ResponseReader(msgspec.Struct, gc=False):
     _first_usage: bytes = b""
     """The first usage of a stream; what later ones omit is read from it."""
     _is_stream: bool = False
+    _is_opaque: bool = False
+    """Whether the body has neither events nor a JSON object: then its first byte counts as its first token."""
     in_preamble: bool = False
     """Whether the stream has only sent events that precede the prefill."""
     response_id: str = ""
     """The id of the response, if its format has one."""
+
+    def begin(self, *, is_opaque: bool) -> None:
+        """A pod has begun to respond, maybe after another one that failed."""
+        self._is_opaque, self.has_token, self._searched_bytes, self._head = is_opaque, False, 0, b""
 
     def feed(self, piece: bytes) -> bool:
         """Read one piece. Returns True once: for the piece with the first token."""
@@ -72,7 +78,7 @@ class ResponseReader(msgspec.Struct, gc=False):
     def _look_for_token(self, piece: bytes) -> bool:
         window = self._head + piece
         self._searched_bytes += len(piece)
-        if self.format.preamble is not None and not self._is_stream:
+        if self._is_opaque or (self.format.preamble is not None and not self._is_stream):
             self.has_token = True
         else:
             is_long = self._searched_bytes > _SEARCH_BYTES and not self.in_preamble

@@ -2,7 +2,7 @@
 
     first()                        the candidate to try; raises where there is none
     begin(candidate, now_s)        books its leases and predictions
-    head(pod, status, ...)         the response has begun; raises where another candidate should be tried instead
+    head(pod, status, headers, ..) the response has begun; raises where another candidate should be tried instead
     piece(bytes, now_s)            returns what goes to the client now
     rest(now_s)                    the pod has sent all; returns what was held until then
     complete(now_s)                the client has been sent all: counts the result
@@ -16,7 +16,7 @@ A tracker owns the leases, predictions and observations of an attempt, and decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
@@ -31,17 +31,17 @@ from router.request.attempt_rules import AttemptRules
 from router.request.booking import Booking
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList
+from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.request.predictions import AttemptPredictions
 from router.request.response_reader import has_early_error
 from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking
-from router.types import PodId, UsageShown
+from router.types import Endpoint, PodId, UsageShown
 
 UNARY_PREFILL_SLACK = 1.5
 """The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
 expected time."""
 MAX_HELD_BYTES = 4 * 1024 * 1024
-"""A larger unstreamed response is sent before it is complete."""
+"""A larger response is sent before it is complete."""
 UNCOUNTED_BYTES = 64 * 1024
 """Larger ones count among the buffered bodies of their client."""
 
@@ -63,6 +63,8 @@ class Tracker:
     """What this request has of the memory for bodies."""
     _holds_all: bool = True
     """Whether the response is held until it is complete."""
+    _has_events: bool = False
+    """Whether the response is a stream of events, an error perhaps among them."""
     _begun: bool = False
     """Whether the first token is among the held pieces."""
     _is_sampled: bool = False
@@ -190,22 +192,33 @@ class Tracker:
         if self._booking is not None:
             self._booking.assume_first_token(now_s)
 
-    def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
+    def head(self, pod: PodId, status: int, headers: HeaderList, now_s: float) -> None:
         """The response of a pod has begun. Raises `UpstreamBroken` where another candidate should be tried instead."""
         if status in RETRY_STATUSES and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {pod}: status {status}", pod=pod, status=status)
         context = self.context
         context.status = status
         context.phases.enter("relay", now_s)
-        self._pod, self._holds_all = pod, not is_stream
+        named = dict(headers)
+        kind = media_type(named)
+        self._pod, self._has_events = pod, kind == EVENT_STREAM
+        self._holds_all = not self._has_events and (status >= 400 or (kind == JSON and self._may_hold(named)))
+        context.reader.begin(is_opaque=kind not in (EVENT_STREAM, JSON))
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
-        self._filter = self._usage_filter() if is_stream and status < 400 else None
+        self._filter = self._usage_filter() if self._has_events and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
 
+    def _may_hold(self, named: Mapping[bytes, bytes]) -> bool:
+        """Whether JSON is known to be no stream of objects: by its length, or by the request of an API that is read."""
+        request = self.context.request
+        is_unstreamed = not request.stream and request.endpoint is not Endpoint.OTHER
+        return is_unstreamed or b"content-length" in named
+
     def piece(self, piece: bytes, now_s: float) -> bytes:
-        """What goes to the client when this piece has come; nothing while it is held. An unstreamed response is held
+        """What goes to the client when this piece has come; nothing while it is held. An error or a JSON object is held
         until it is complete, and events that precede the prefill until the next one: a pod that fails until then can
-        be replaced. Raises `UpstreamBroken` where what was held says so."""
+        be replaced. Everything else may be made while it is sent. Raises `UpstreamBroken` where what was held says
+        so."""
         has_token, held = self.context.reader.feed(piece), self._held
         if held is not None:
             held.append(piece)
@@ -314,7 +327,7 @@ class Tracker:
         """Whether a held error says that the pod's engine is gone. The answer of a model may say so, too."""
         candidate = self.context.candidate
         assert candidate is not None
-        is_error = self.context.status == DOUBTFUL_STATUS or (not self._holds_all and has_early_error(held))
+        is_error = self.context.status == DOUBTFUL_STATUS or (self._has_events and has_early_error(held))
         return is_error and ENGINES[candidate.plan.pod.engine].is_dead(held)
 
     def learn_refusal(self) -> None:

@@ -289,7 +289,7 @@ class Client:
 
     def __init__(self, headers: Headers = ()) -> None:
         self.received = received(json.dumps(FORWARDED).encode(), headers=headers)
-        self.started = self.response_complete = self.disconnected = self.streams = False
+        self.started = self.response_complete = self.disconnected = self.sends_events = False
         self.status, self.headers, self.body = 0, dict[bytes, bytes](), b""
 
     def start(self, status: int, headers: HeaderList) -> None:
@@ -314,7 +314,7 @@ def failing(error: BaseException, *, stream: bool | None = None) -> Forward:
     async def forward(_context: RequestContext, client: Exchange) -> None:
         if stream is not None:
             client.start(200, [])
-            cast(Any, client).streams = stream
+            cast(Any, client).sends_events = stream
         raise error
 
     return forward

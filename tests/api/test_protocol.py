@@ -214,6 +214,33 @@ async def test_http_1_0_responses_end_with_the_connection() -> None:
         assert body == b"hello"
 
 
+@pytest.mark.parametrize(
+    ("version", "headers", "shown"),
+    [
+        (b"1.1", [], b"3\r\nhel\r\n"),
+        (b"1.1", [(b"content-length", b"5")], b"hel"),
+        (b"1.0", [(b"content-length", b"5")], b"hel"),
+        (b"1.0", [], None),
+    ],
+)
+async def test_a_response_that_breaks_never_looks_complete(
+    version: bytes, headers: HeaderList, shown: bytes | None
+) -> None:
+    """Nothing is appended; where the end of the connection ends the body, the connection is reset."""
+
+    async def broken(client: Exchange) -> None:
+        client.start(200, headers)
+        client.put(b"hel")
+
+    async with connected(Edge(broken)) as (reader, writer):
+        writer.write(post(b"", version=version))
+        if shown is None:
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+        else:
+            assert (await reader.read()).partition(b"\r\n\r\n")[2] == shown
+
+
 async def test_a_response_without_content_length_is_chunked() -> None:
     """The connection stays open."""
     async with connected(Edge(whole(b"hello", headers=[]))) as (reader, writer):

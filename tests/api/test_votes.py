@@ -14,7 +14,7 @@ from router.types import PodState
 from tests.api.edges import edge_of
 from tests.api.test_openai_edge import Client, Forwarder, served
 from tests.policy.scenes import make_pod
-from tests.request.cores import CoreOfPods
+from tests.request.cores import JSON_HEADERS, CoreOfPods
 
 NAMES = [f"made-up-{number}" for number in range(20)]
 BAD, WELL = "b" * 3 + "a" * 3, "a"
@@ -31,7 +31,7 @@ def state_after(askers: Sequence[tuple[str, str, str, str]]) -> PodState:
         context.decision = RouteDecision("scripted", "1", (Candidate(Direct(core.pod(asked)), Cost.of([], 1.0), 0),))
         tracker = core.core.requests.tracker(context)
         tracker.begin(tracker.first(0.0), 0.0)
-        tracker.head(asked, 404 if asked == "a" and context.inbound.peer == "evil" else 200, 0.0, is_stream=False)
+        tracker.head(asked, 404 if asked == "a" and context.inbound.peer == "evil" else 200, JSON_HEADERS, 0.0)
         tracker.complete(0.0)
         tracker.end(0.0)
 

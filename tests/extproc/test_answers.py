@@ -189,6 +189,32 @@ async def test_a_response_that_breaks_does_not_look_whole(picker: Pick) -> None:
         assert picking.leases == 0
 
 
+@pytest.mark.parametrize("kind", [FaultKind.SILENCE, FaultKind.CUT])
+async def test_speech_passes_as_it_is_made_and_does_not_look_whole_where_it_breaks(
+    picker: Pick, kind: FaultKind
+) -> None:
+    """Two pieces of 960 bytes are passed on while the pod is silent, or before it breaks off."""
+    speech = msgspec.json.encode({"model": "demo", "input": "Hello", "voice": "a", "response_format": "pcm"})
+    async with picker(picker=ANSWERS) as picking:
+        for engine in picking.engines:
+            engine.inject(Fault(kind=kind, after_chunks=2))
+        stream = picking.stream()
+        await stream.head(path="/v1/audio/speech")
+        await stream.send(request_body={"body": speech, "end_of_stream": True})
+        assert (await stream.receive()).streamed_immediate_response.headers_response.headers.headers
+        size_bytes = 0
+        while size_bytes < 2 * 960:
+            size_bytes += len((await stream.receive()).streamed_immediate_response.body_response.body)
+        assert size_bytes == 2 * 960
+        if kind is FaultKind.CUT:
+            with pytest.raises(grpc.aio.AioRpcError) as broken:
+                await stream.receive()
+            assert broken.value.code() == grpc.StatusCode.UNAVAILABLE
+        else:
+            stream.call.cancel()
+        await picking.until(lambda: picking.leases == 0)
+
+
 async def test_a_message_as_large_as_a_whole_body_is_not_buffered(picker: Pick) -> None:
     """Bodies come in pieces, and only these count in `limits.max_held_bytes`."""
     async with picker(picker=ANSWERS) as picking:

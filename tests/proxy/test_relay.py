@@ -11,10 +11,10 @@ import pytest
 from router.decision import Direct
 from router.errors import UpstreamBroken
 from router.frontends.http.connection import Connection, UpstreamTimeouts
-from router.frontends.http.relay import end_broken_stream, is_stream, read_all, relay
+from router.frontends.http.relay import end_broken_stream, read_all, relay
 from router.frontends.http.upstream import Reply, UpstreamPool
 from router.guards import Bound
-from router.request.inbound import HeaderList
+from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 from router.request.response_reader import ResponseReader, reader_of
 from router.request.tracker import MAX_HELD_BYTES
 from router.types import Endpoint
@@ -103,14 +103,19 @@ class Passage:
     """One relay in progress."""
 
     def __init__(
-        self, pod: Pod, headers: Iterable[tuple[bytes, bytes]] = (), reader: ResponseReader | None = None
+        self,
+        pod: Pod,
+        headers: Iterable[tuple[bytes, bytes]] = (),
+        reader: ResponseReader | None = None,
+        *,
+        stream: bool = True,
     ) -> None:
         core = CoreOfPods(pods_at({"a": "http://a"}))
-        self.client, self._context = Client(), core.context(Direct(core.pod("a")), stream=True)
+        self.client, self._context = Client(), core.context(Direct(core.pod("a")), stream=stream)
         self.reader = self._context.reader = reader or ResponseReader()
         tracker = core.core.requests.tracker(self._context)
         tracker.begin(tracker.first(0.0), 0.0)
-        tracker.head("a", pod.reply.status, 0.0, is_stream=is_stream(pod.reply.headers))
+        tracker.head("a", pod.reply.status, pod.reply.headers, 0.0)
         self.task = asyncio.ensure_future(relay(pod.reply, self.client, tracker, list(headers)))
 
     @property
@@ -227,7 +232,7 @@ async def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     """A pod that fails inside it can be replaced."""
     broken = Pod(JSON)
     broken.send(b'{"a": ')
-    passage = Passage(broken)
+    passage = Passage(broken, stream=False)
     await passage.until_waiting()
     broken.die()
     with pytest.raises(UpstreamBroken):
@@ -235,7 +240,7 @@ async def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     assert not passage.client.started
 
     pod = Pod(JSON)
-    passage = Passage(pod)
+    passage = Passage(pod, stream=False)
     for piece in (b'{"content": "x",', b' "usage": {"cached_tok', b'ens": 3}}'):
         pod.send(piece)
         await passage.until_waiting()
@@ -248,11 +253,30 @@ async def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     assert passage.client.finished
 
 
+@pytest.mark.parametrize(
+    "kind", [b"audio/pcm", b"audio/mpeg", b"application/x-ndjson", b"application/stream+json", b"text/plain", b""]
+)
+async def test_an_answer_that_is_no_json_object_is_relayed_on_arrival(kind: bytes) -> None:
+    """It may be made while it is sent. The prefill is over when it begins, and nothing is sent until then."""
+    pod = Pod(b"content-type: " + kind + b"\r\n")
+    passage = Passage(pod, stream=False)
+    await passage.until_waiting()
+    assert not passage.client.started
+    for number, piece in enumerate([b"RIFF", b"\x00\x01", b"\x02"], start=1):
+        pod.send(piece)
+        await passage.until_waiting()
+        assert passage.has_first_token
+        assert (len(passage.client.pieces), passage.client.pieces[-1]) == (number, piece)
+    pod.end()
+    await passage.task
+    assert passage.client.finished
+
+
 async def test_a_response_too_large_to_hold_is_relayed_on_arrival() -> None:
     """Memory for one request is bounded."""
     pod = Pod(JSON)
     pod.send(b"x" * MAX_HELD_BYTES)
-    passage = Passage(pod)
+    passage = Passage(pod, stream=False)
     await passage.until_waiting()
     assert passage.client.started
     pod.send(b"y")
@@ -298,9 +322,9 @@ async def test_a_broken_stream_ends_with_an_error_event() -> None:
 
 @pytest.mark.parametrize(
     ("content_type", "streams"),
-    [(b"text/event-stream", True), (b"text/event-stream; charset=utf-8", True), (b"application/json", False)],
+    [(b"text/event-stream", True), (b"Text/Event-Stream ; charset=utf-8", True), (b"application/json", False)],
 )
 def test_the_content_type_marks_a_stream(content_type: bytes, streams: bool) -> None:
     """Not the request: an error response to a streamed request is not a stream."""
-    assert is_stream([(b"content-type", content_type)]) is streams
-    assert not is_stream([(b"x-content-type", content_type)])
+    assert (media_type({b"content-type": content_type}) == EVENT_STREAM) is streams
+    assert not media_type({b"x-content-type": content_type})

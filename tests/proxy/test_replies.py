@@ -67,6 +67,13 @@ async def test_a_stream_is_passed_on_by_line() -> None:
     assert await reply.read() == b""
 
 
+async def test_what_has_neither_events_nor_json_passes_as_it_comes() -> None:
+    """It has no usage; a line end in it means nothing."""
+    speech, kind = [b"ID3", b"\xff\n\xfb", b"\0"], [(b"content-type", b"audio/mpeg")]
+    reply = DecodeReply(Pieces(kind, *speech[1:]), speech[0], 16, lambda: None)
+    assert [await reply.read() for _ in range(4)] == [*speech, b""]
+
+
 async def test_unknown_cached_tokens_are_not_corrected() -> None:
     """The decode pod's count passes."""
     assert await read_all(DecodeReply(Pieces(JSON), body(48), None, lambda: None)) == body(48)

@@ -41,6 +41,8 @@ from router.wiring.core_parts import SYSTEM_CLOCK, core_settings, observers
 from tests.policy.scenes import POLICIES, make_pod
 
 CLASSES = load_classes(None)
+EVENT_HEADERS: HeaderList = [(b"content-type", b"text/event-stream; charset=utf-8")]
+JSON_HEADERS: HeaderList = [(b"content-type", b"application/json")]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 
 

@@ -23,6 +23,7 @@ from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.request.tracker import Tracker
 from router.types import InferenceRequest, PromptPrefix
+from tests.request.cores import EVENT_HEADERS, JSON_HEADERS
 
 Steps = Generator[Step, Any, Iterator[bytes] | None]
 
@@ -52,7 +53,8 @@ class MemoryExchange:
         """The response of the pod begins. False where the request goes to another pod instead."""
         assert self.tracker is not None
         try:
-            self.tracker.head(self.asked[-1], status, self.core.clock.now_s(), is_stream=is_stream)
+            headers = EVENT_HEADERS if is_stream else JSON_HEADERS
+            self.tracker.head(self.asked[-1], status, headers, self.core.clock.now_s())
             self.status = status
             return True
         except UpstreamError as error:

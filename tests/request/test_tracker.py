@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from router.admission.fair_bound import FairBound
 from router.decision import Direct, Plan, Pull, Split
 from router.errors import ConnectFailed, HandoffFailed, RouterError, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.request.clock import Clock
+from router.request.inbound import HeaderList
 from router.request.response_reader import reader_of
 from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, UNCOUNTED_BYTES, Tracker
 from router.types import AttentionKind, BlocksStored, Endpoint, Generation, LayerType, PromptPrefix
-from tests.request.cores import CoreOfPods, pods_at
+from tests.request.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":50,"prompt_tokens_details":{"cached_tokens":3}}}\n\n'
@@ -58,7 +60,8 @@ class Served:
             return
         try:
             status = [200, 200, 404, 500, 503][number % 5]
-            tracker.head(self._plan().pod.id, status, self.now_s, is_stream=self.context.request.stream)
+            headers = [EVENT_HEADERS, JSON_HEADERS, []][number % 3]
+            tracker.head(self._plan().pod.id, status, headers, self.now_s)
             self.has_head = True
         except UpstreamError as error:
             self._fail(error)
@@ -170,7 +173,7 @@ def test_a_request_is_booked_from_its_begin_to_its_release() -> None:
     core = core_of()
     tracker = started(core, "direct a")
     assert core.ledger.inflight()["a"].prefill_requests == 1
-    tracker.head("a", 200, 0.1, is_stream=True)
+    tracker.head("a", 200, EVENT_HEADERS, 0.1)
     tracker.piece(TOKEN, 0.2)
     assert (core.ledger.inflight()["a"].prefill_requests, core.ledger.inflight()["a"].requests) == (0, 1)
     tracker.rest(0.3)
@@ -187,7 +190,7 @@ def test_a_pod_that_announces_windows_alone_is_predicted_and_measured(is_estimat
         window = LayerType(AttentionKind.WINDOW, 16, 128)
         core.store.apply("a", [BlocksStored(block_hashes=(1,), layers=window)])
     tracker = started(core, "direct a")
-    tracker.head("a", 200, 0.1, is_stream=True)
+    tracker.head("a", 200, EVENT_HEADERS, 0.1)
     tracker.piece(TOKEN, 0.2)
     tracker.piece(USAGE, 0.3)
     tracker.end(0.3)
@@ -211,7 +214,7 @@ def test_a_busy_pod_is_replaced_before_its_answer_is_passed_on(status: int) -> N
     core = core_of()
     tracker = started(core, "direct a", "direct b")
     with pytest.raises(UpstreamBroken) as failure:
-        tracker.head("a", status, 0.1, is_stream=False)
+        tracker.head("a", status, JSON_HEADERS, 0.1)
     assert replaced(tracker, failure.value, 0.1) == "b"
     assert set(core.ledger.inflight()) == {"b"}
 
@@ -220,7 +223,7 @@ def test_a_busy_pod_is_replaced_before_its_answer_is_passed_on(status: int) -> N
 def test_another_status_is_passed_on(status: int) -> None:
     """Another pod would most likely answer the same."""
     tracker = started(core_of(), "direct a", "direct b")
-    tracker.head("a", status, 0.1, is_stream=False)
+    tracker.head("a", status, JSON_HEADERS, 0.1)
     assert tracker.context.status == status
 
 
@@ -228,18 +231,97 @@ def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     """A pod that fails inside it can be replaced."""
     core = core_of()
     tracker = started(core, "direct a", "direct b", stream=False)
-    tracker.head("a", 200, 0.1, is_stream=False)
+    tracker.head("a", 200, JSON_HEADERS, 0.1)
     assert tracker.piece(b'{"a":', 0.2) == b""
     assert replaced(tracker, UpstreamBroken("cut", pod="a"), 0.3) == "b"
-    tracker.head("b", 200, 0.4, is_stream=False)
+    tracker.head("b", 200, JSON_HEADERS, 0.4)
     assert (tracker.piece(b'{"b":', 0.5), tracker.piece(b"1}", 0.5)) == (b"", b"")
     assert tracker.rest(0.6) == b'{"b":1}'
+
+
+SPEECH: HeaderList = [(b"content-type", b"audio/mpeg")]
+NDJSON: HeaderList = [(b"content-type", b"application/x-ndjson")]
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.OTHER])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        *[(status, headers) for status in (200, 404, 500) for headers in (JSON_HEADERS, SPEECH, NDJSON, EVENT_HEADERS)],
+        (200, [(b"content-type", b"Application/JSON; charset=utf-8")]),
+        (200, [*JSON_HEADERS, (b"content-length", b"1000")]),
+        (200, [*SPEECH, (b"content-length", b"1000")]),
+        (200, []),
+    ],
+)
+def test_only_errors_and_objects_are_held(endpoint: Endpoint, stream: bool, status: int, headers: HeaderList) -> None:
+    """JSON without a length may be a stream of objects, unless the request wants none from an API that is read."""
+    tracker = started(core_of(), "direct a", "direct b", stream=stream)
+    tracker.context.request = structs.replace(tracker.context.request, endpoint=endpoint)
+    tracker.head("a", status, headers, 0.1)
+    kind, length = (headers[0][1], len(headers) > 1) if headers else (b"", False)
+    is_object = kind.lower().startswith(b"application/json") and (length or (endpoint is Endpoint.CHAT and not stream))
+    is_held = headers is not EVENT_HEADERS and (status >= 400 or is_object)
+    assert tracker.piece(b'{"a": 1', 0.2) == (b"" if is_held else b'{"a": 1')
+    assert tracker.rest(0.3) == (b'{"a": 1' if is_held else b"")
+
+
+@pytest.mark.parametrize("headers", [SPEECH, NDJSON, []])
+def test_an_answer_that_is_made_while_it_is_sent_has_its_first_token_in_its_first_byte(headers: HeaderList) -> None:
+    """The lease on the prefill ends, the prompt counts as cached, and no other pod can answer any more."""
+    core = core_of()
+    tracker = started(core, "direct a", "direct b", stream=False)
+    tracker.head("a", 200, headers, 0.1)
+    assert tracker.context.first_token_s is None
+    assert tracker.piece(b"ID3", 0.2) == b"ID3"
+    assert tracker.context.first_token_s == pytest.approx(0.2 - 9.0)
+    assert (core.ledger.inflight()["a"].prefill_requests, core.ledger.inflight()["a"].requests) == (0, 1)
+    assert tracker.piece(TOKEN, 0.5) == TOKEN
+    assert tracker.context.first_token_s == pytest.approx(0.2 - 9.0)
+    assert tracker.failed(UpstreamBroken("cut", pod="a"), 0.6) is None
+    tracker.end(0.6)
+    assert core.store.match(PROMPT, 0.7).blocks.keys() == {"a"}
+
+
+def test_an_answer_that_is_made_while_it_is_sent_can_be_replaced_before_its_first_byte() -> None:
+    tracker = started(core_of(), "direct a", "direct b", stream=False)
+    tracker.head("a", 200, SPEECH, 0.1)
+    assert replaced(tracker, UpstreamBroken("cut", pod="a"), 0.2) == "b"
+    tracker.head("b", 200, SPEECH, 0.3)
+    assert tracker.piece(b"ID3", 0.4) == b"ID3"
+
+
+def test_the_pod_that_replaces_another_shows_its_own_first_token() -> None:
+    """Also where the response that was held until then had one."""
+    core, whole = core_of(), b'{"choices":[{"message":{"content":"a"}}]}'
+    tracker = started(core, "direct a", "direct b", stream=False)
+    tracker.head("a", 200, JSON_HEADERS, 0.1)
+    assert tracker.piece(whole, 0.2) == b""
+    assert replaced(tracker, UpstreamBroken("cut", pod="a"), 0.3) == "b"
+    tracker.head("b", 200, JSON_HEADERS, 0.4)
+    tracker.piece(whole, 0.5)
+    assert tracker.rest(0.6) == whole
+    assert tracker.context.first_token_s == pytest.approx(0.6 - 9.0)
+    assert core.ledger.inflight()["b"].prefill_requests == 0
+
+
+def test_what_is_no_event_stream_cannot_say_that_an_engine_is_dead() -> None:
+    """A model may be asked to write anything."""
+    dead = b'data: {"error": {"message": "EngineCore encountered an issue."}}\n\n'
+    tracker = started(core_of(), "direct a", "direct b", stream=False)
+    tracker.head("a", 200, [(b"content-type", b"text/plain")], 0.1)
+    assert tracker.piece(dead, 0.2) == dead
+    streamed = started(core_of(), "direct a", "direct b")
+    streamed.head("a", 200, EVENT_HEADERS, 0.1)
+    with pytest.raises(UpstreamBroken, match="dead"):
+        streamed.piece(dead, 0.2)
 
 
 def test_a_response_too_large_to_hold_is_passed_on() -> None:
     """Then no other pod can answer."""
     tracker = started(core_of(), "direct a", "direct b", stream=False)
-    tracker.head("a", 200, 0.1, is_stream=False)
+    tracker.head("a", 200, JSON_HEADERS, 0.1)
     assert len(tracker.piece(b"x" * MAX_HELD_BYTES, 0.2)) == MAX_HELD_BYTES
     assert tracker.piece(b"y", 0.3) == b"y"
     assert tracker.failed(UpstreamBroken("cut", pod="a"), 0.4) is None
@@ -252,7 +334,7 @@ def test_what_is_held_of_responses_has_a_share_of_the_memory_for_bodies() -> Non
     core.core.requests.rules = replace(core.core.requests.rules, memory=memory)
     trackers = [started(core, "direct a", stream=False) for _ in range(5)]
     for tracker in trackers:
-        tracker.head("a", 200, 0.1, is_stream=False)
+        tracker.head("a", 200, JSON_HEADERS, 0.1)
         shown = [tracker.piece(piece, 0.2) for _ in range(4)]
     assert memory.used == 16 * UNCOUNTED_BYTES
     assert shown == [piece] * 4
@@ -265,7 +347,7 @@ def test_events_before_the_prefill_are_held_until_the_next_event() -> None:
     core = core_of()
     tracker = started(core, "direct a")
     tracker.context.reader = reader_of(Endpoint.RESPONSES)
-    tracker.head("a", 200, 0.1, is_stream=True)
+    tracker.head("a", 200, EVENT_HEADERS, 0.1)
     assert tracker.piece(PREAMBLE, 0.2) == b""
     following = b"event: response.output_item.added\ndata: {}\n\n"
     assert tracker.piece(following, 0.3) == PREAMBLE + following
@@ -279,7 +361,7 @@ def test_a_prediction_begins_with_the_attempt_and_is_confirmed_by_the_first_toke
     assert core.store.match(PROMPT, 0.0).blocks.keys() == {"a"}
     assert replaced(tracker, UpstreamBroken("cut", pod="a"), 0.1) == "b"
     assert core.store.match(PROMPT, 0.1).blocks.keys() == {"b"}
-    tracker.head("b", 200, 0.2, is_stream=True)
+    tracker.head("b", 200, EVENT_HEADERS, 0.2)
     tracker.piece(TOKEN, 0.2)
     tracker.end(0.3)
     assert core.store.match(PROMPT, 0.3).blocks.keys() == {"b"}

@@ -12,8 +12,7 @@ import grpc
 
 from router.frontends.extproc.gateway_exchange import CHUNK_BYTES, GatewayExchange, GatewayTerms
 from router.frontends.extproc.messages import ProcessingResponse
-from router.frontends.http.relay import is_stream
-from router.request.inbound import HeaderList
+from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 
 MAX_WAITING = 4
 """Messages that wait for the gateway before the pod does."""
@@ -28,7 +27,6 @@ class AnsweringExchange(GatewayExchange):
         super().__init__(call, terms)
         self._messages = deque[bytes]()
         self._writer: asyncio.Task[None] | None = None
-        self.streams = self.was_slow = False
 
     async def end(self) -> None:
         """Wait until the gateway has all of the response. One that broke is not to look whole."""
@@ -42,7 +40,7 @@ class AnsweringExchange(GatewayExchange):
     # --- `Downstream` ---
 
     def start(self, status: int, headers: HeaderList) -> None:
-        self._answer, self.streams = headers, is_stream(headers)
+        self._answer, self.sends_events = headers, media_type(dict(headers)) == EVENT_STREAM
         self.received.body = b""
         self._memory.release(self)
         message = ProcessingResponse()

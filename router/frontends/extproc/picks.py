@@ -23,7 +23,7 @@ from router.frontends.extproc.metadata import POD_HEADER, served_in
 from router.frontends.http.attempt import begin, first_success
 from router.frontends.http.forward import Forwarder, send_answer
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
-from router.frontends.http.relay import Downstream, is_stream, relay
+from router.frontends.http.relay import Downstream, relay
 from router.frontends.http.replies import WholeReply
 from router.frontends.http.upstream import UpstreamSender
 from router.frontends.step_executor import StepExecutor
@@ -107,7 +107,7 @@ class PickForwarder(Forwarder):
     async def _answer(self, reply: WholeReply, tracker: Tracker, client: GatewayExchange) -> None:
         """Answer in place of the pod: the prefill pod has refused the request, or completed it."""
         tracker.context.is_unseen = False
-        tracker.head(reply.pod, reply.status, time.monotonic(), is_stream=is_stream(reply.headers))
+        tracker.head(reply.pod, reply.status, reply.headers, time.monotonic())
         headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
         await relay(reply, client, tracker, headers)
 
@@ -176,7 +176,7 @@ class PickForwarder(Forwarder):
         self._correct(tracker, served_in(message))
         assert tracker.context.candidate is not None
         pod = tracker.context.candidate.pod.id
-        tracker.head(pod, status, time.monotonic(), is_stream=is_stream(headers))
+        tracker.head(pod, status, headers, time.monotonic())
         response = ProcessingResponse()
         mutation = response.response_headers.response.header_mutation
         set_headers(mutation, tracker.headers())

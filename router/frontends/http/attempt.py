@@ -11,7 +11,7 @@ from time import monotonic
 from router.decision import Candidate, Split
 from router.errors import UpstreamError, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
-from router.frontends.http.relay import AnyReply, Downstream, is_stream, relay, relay_joined
+from router.frontends.http.relay import AnyReply, Downstream, relay, relay_joined
 from router.frontends.http.replies import message_error
 from router.frontends.http.upstream import UpstreamSender
 from router.request.continuation.continuing_tracker import ContinuingTracker
@@ -104,8 +104,7 @@ class Attempts:
             else:
                 reply = await self._open(tracker, candidate)
             try:
-                is_event_stream = is_stream(reply.headers)
-                tracker.head(reply.pod, reply.status, monotonic(), is_stream=is_event_stream)
+                tracker.head(reply.pod, reply.status, reply.headers, monotonic())
                 if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
                     reply = await message_error(reply)
                 headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]

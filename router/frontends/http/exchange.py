@@ -7,6 +7,8 @@ the first piece of the body. The task is cancelled when the client disconnects.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -20,8 +22,8 @@ from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.frontends.fair_turns import FairTurns
-from router.frontends.http.relay import LARGE_PIECE_BYTES, is_stream
-from router.request.inbound import HeaderList
+from router.frontends.http.relay import LARGE_PIECE_BYTES
+from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 
 MAX_COMPARED = 128
 """Connections, or bodies, that are compared to drop one of them. Comparing thousands would cost milliseconds."""
@@ -199,6 +201,7 @@ class Exchange(msgspec.Struct, eq=False):
     began: bool = False
     started: bool = False
     response_complete: bool = False
+    sends_events: bool = False
     disconnected: bool = False
     was_slow: bool = False
     """Whether the response had to wait for the client."""
@@ -210,7 +213,6 @@ class Exchange(msgspec.Struct, eq=False):
     _first: bool = False
     _served: bool = False
     _task: asyncio.Task[None] | None = None
-    _headers: HeaderList | None = None
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None
@@ -278,8 +280,16 @@ class Exchange(msgspec.Struct, eq=False):
                 self._connection.tasks.discard(self._task)
                 self._task = None  # a cancelled task keeps its frames, and so this exchange
             if not self.response_complete:
-                self._connection.transport.close()
+                self._break_off()
                 self._connection.body_memory.release(self)
+
+    def _break_off(self) -> None:
+        """Close the connection. Where its end would end the body, reset it: the body is not to look complete."""
+        transport = self._connection.transport
+        if self.started and not (self._chunked or self._expected_bytes is not None or transport.is_closing()):
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            transport.abort()
+        transport.close()
 
     # --- the response ---
 
@@ -292,11 +302,12 @@ class Exchange(msgspec.Struct, eq=False):
         self._connection.body_memory.release(self)
         if self.received.cors_headers:
             headers = [*headers, *self.received.cors_headers]
-        self._headers = headers
+        named = dict(headers)
+        self.sends_events = media_type(named) == EVENT_STREAM
         lines = [STATUS_LINES[status], *map(b": ".join, headers)]
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
-        elif length := dict(headers).get(b"content-length"):
+        elif length := named.get(b"content-length"):
             self._expected_bytes = int(length)
         elif not self.http_1_0:
             self._chunked = True
@@ -307,10 +318,6 @@ class Exchange(msgspec.Struct, eq=False):
         if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
             raise ValueError("a response header contains a line break")
         self._head = head + b"\r\n\r\n"
-
-    @property
-    def streams(self) -> bool:
-        return self._headers is not None and is_stream(self._headers)
 
     def put(self, piece: bytes) -> bool:
         """Send a piece of body. Returns False if the client is slow: wait for `ready` before sending more."""

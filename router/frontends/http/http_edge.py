@@ -28,8 +28,8 @@ class AnyExchange(Downstream, Protocol):
     on_disconnect: Callable[[], None] | None
 
     @property
-    def streams(self) -> bool:
-        """Whether the response is an event stream."""
+    def sends_events(self) -> bool:
+        """Whether the response is an event stream, to which an error can be appended."""
 
     @property
     def response_complete(self) -> bool:

@@ -30,7 +30,7 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
 from router.frontends.body_edits import BodyEdits
-from router.frontends.http.relay import RESPONSE, AnyReply, is_stream, read_all
+from router.frontends.http.relay import RESPONSE, AnyReply, read_all
 from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
@@ -40,6 +40,7 @@ from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
+from router.request.inbound import EVENT_STREAM, media_type
 from router.request.response_reader import ResponseReader, has_early_error
 from router.request.tracker import Tracker
 from router.types import Pod, PodId, PodState
@@ -306,7 +307,7 @@ class SplitExecutor:
             attempt.decode_failed(f"status {reply.status}")
         first = await reply.read()
         # vLLM reports a failed KV load with 500, or in a stream with an error event instead of the first token.
-        if is_stream(reply.headers) and has_early_error(first):
+        if media_type(dict(reply.headers)) == EVENT_STREAM and has_early_error(first):
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
             self._breaker.success(prefill)

@@ -314,7 +314,7 @@ class OpenAiEdge(HttpEdge):
     def _fail(self, client: AnyExchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
         names_pods = self._edge.route_headers
         if client.started:
-            if client.streams and not client.response_complete and isinstance(error, UpstreamError | Stopping):
+            if client.sends_events and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 end_broken_stream(client, stream_error_body(error, client.received.path, names_pods=names_pods))
             return
         context = [] if trace is None else [trace.context()]

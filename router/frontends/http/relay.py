@@ -135,10 +135,6 @@ def end_broken_stream(client: Downstream, body: bytes) -> None:
     client.finish()
 
 
-def is_stream(headers: HeaderList) -> bool:
-    return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")
-
-
 async def read_all(reply: AnyReply, bound: Bound = RESPONSE) -> bytes:
     """The whole body; closes the reply in any case. Raises `UpstreamError`, also from the `OutOfBounds` of a longer
     one."""

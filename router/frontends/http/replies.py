@@ -10,9 +10,9 @@ import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
 from router.frontends.http.connection import Ready, Sink
-from router.frontends.http.relay import AnyReply, is_stream, read_all
+from router.frontends.http.relay import AnyReply, read_all
 from router.guards import Bound
-from router.request.inbound import HeaderList
+from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.types import Endpoint, PodId
 
 _SMALL = Bound("small response", 1024 * 1024, 20_000)
@@ -52,7 +52,9 @@ class DecodeReply(_ReadReply):
     def __init__(self, reply: AnyReply, first: bytes, cached_tokens: int | None, closed: Callable[[], object]) -> None:
         self._reply = reply
         self._first: bytes | None = first
-        self._correction = UsageCorrection(cached_tokens, is_stream(reply.headers))
+        kind = media_type(dict(reply.headers))
+        corrected_tokens = cached_tokens if kind in (EVENT_STREAM, JSON) else None
+        self._correction = UsageCorrection(corrected_tokens, kind == EVENT_STREAM)
         self._closed = closed
         self.pod = reply.pod
         self.status = reply.status

@@ -96,7 +96,7 @@ class WebSocketTunnels:
             headers = await self._upgraded(tracker.context, pod, side)
             now_s = time.monotonic()
             tracker.assume_first_token(now_s)
-            tracker.head(pod.id, SWITCHING, now_s, is_stream=True)
+            tracker.head(pod.id, SWITCHING, headers, now_s)
             tracker.complete(now_s)  # no byte that follows is read
             client.start([*self._sender.rules.downstream(headers), *_UPGRADE, *tracker.headers()])
             await _relay(client, side, pool.timeouts.idle_s, tracker.context)

@@ -27,7 +27,7 @@ from router.request.continuation.step_times import LEAST_PIECES
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED
-from router.request.inbound import HeaderList
+from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
 
@@ -108,14 +108,14 @@ class ContinuingTracker(Tracker):
             self._body = self.asked.first_body
         return Tracker.begin(self, candidate, now_s)
 
-    def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
+    def head(self, pod: PodId, status: int, headers: HeaderList, now_s: float) -> None:
         if not self.has_sent:
-            Tracker.head(self, pod, status, now_s, is_stream=is_stream)
-            if status >= 400 or not is_stream:
+            Tracker.head(self, pod, status, headers, now_s)
+            if status >= 400 or not self._has_events:
                 self._reader, self.asked.refusal = None, "not a stream"
                 if self.asked.message is not None and status < 400:
                     raise UpstreamBroken(f"pod {pod}: status {status} without a stream", pod=pod)
-        elif status != 200 or not is_stream:
+        elif status != 200 or media_type(dict(headers)) != EVENT_STREAM:
             raise UpstreamBroken(f"pod {pod}: status {status} for the rest of a stream", pod=pod, status=status)
         else:
             self._pod, self._held, self._joins = pod, None, True

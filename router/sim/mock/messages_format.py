@@ -14,7 +14,7 @@ import msgspec
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_requests import EngineError, GenerationRequest
-from router.sim.mock.mock_responses import encode, error_type, named_event
+from router.sim.mock.mock_responses import Frames, encode, error_type, named_event
 from router.sim.mock.vocabulary import FinishReason, Piece
 
 _STOP_REASONS: dict[FinishReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -32,15 +32,12 @@ def message_body(request: GenerationRequest, cached_tokens: int, handoff: Handof
     return encode({**message, **handoff.top, "usage": counts})
 
 
-class MessageFrames:
+class MessageFrames(Frames):
     def __init__(self, request: GenerationRequest) -> None:
         self._request = request
         self._open = ""
         """The kind of the block that is open, and its number."""
         self._index = -1
-
-    def opening(self) -> bytes:
-        return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
         pieces = self._request.output.pieces[first:end]

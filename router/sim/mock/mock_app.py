@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import count
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -46,26 +46,16 @@ RELEASE = "0.32.0"
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
 
 
-class _Frames(Protocol):
-    """The SSE frames of one streamed response: those before the prefill, those of tokens, and the last ones."""
-
-    def opening(self) -> bytes: ...
-
-    def tokens(self, first: int, end: int) -> list[bytes]: ...
-
-    def closing(self, cached_tokens: int) -> bytes: ...
-
-
 class _Format(NamedTuple):
     """How an API's bodies are read, and how its responses are encoded."""
 
     parse: Callable[[RequestParser, bytes, str], GenerationRequest]
     body: Callable[[GenerationRequest, int, int, HandoffFields], bytes] = responses.unary_body
-    frames: Callable[[GenerationRequest, int], _Frames] = responses.StreamFrames
+    frames: Callable[[GenerationRequest, int], responses.Frames] = responses.StreamFrames
     error_frames: Callable[[EngineError], bytes] = responses.error_frames
 
 
-_FORMATS = {
+_FORMATS: dict[str, _Format] = {
     Endpoint.CHAT: _Format(RequestParser.chat),
     Endpoint.COMPLETIONS: _Format(RequestParser.completion),
     Endpoint.MESSAGES: _Format(
@@ -80,6 +70,7 @@ _FORMATS = {
         responses_format.ResponseFrames,
         messages_format.error_frames,
     ),
+    "/v1/audio/speech": _Format(RequestParser.speech, frames=responses.SpeechFrames),
 }
 
 
@@ -122,18 +113,18 @@ class EngineApp:
         self._serial = count()
         adapters, created_s = self._parser.adapters, int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
-            **{("POST", endpoint.value): partial(self._generate, form) for endpoint, form in _FORMATS.items()},
-            ("POST", "/v1/messages/count_tokens"): self._count_tokens,
+            **{("POST", path): partial(self._generate, form) for path, form in _FORMATS.items()},
+            ("POST", "/v1/messages/count_tokens"): _answer(self._token_count),
             ("POST", "/v1/embeddings"): self._embedding,
-            ("GET", "/v1/models"): _json(lambda: responses.models_body(config, sorted(adapters), created_s)),
+            ("GET", "/v1/models"): _answer(lambda _: responses.models_body(config, sorted(adapters), created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/version"): _json(lambda: encode({"version": RELEASE})),
-            ("GET", "/kv_event_sources"): _json(lambda: encode(event_sources())),
-            ("POST", "/tokenize"): self._tokenize,
-            ("POST", "/detokenize"): self._detokenize,
-            ("POST", "/v1/load_lora_adapter"): _text(self._parser.load_adapter),
-            ("POST", "/v1/unload_lora_adapter"): _text(self._parser.unload_adapter),
+            ("GET", "/version"): _answer(lambda _: encode({"version": RELEASE})),
+            ("GET", "/kv_event_sources"): _answer(lambda _: encode(event_sources())),
+            ("POST", "/tokenize"): _answer(self._tokens),
+            ("POST", "/detokenize"): _answer(lambda body: encode({"prompt": self._parser.detokenize(body)})),
+            ("POST", "/v1/load_lora_adapter"): _answer(self._parser.load_adapter, b"text/plain"),
+            ("POST", "/v1/unload_lora_adapter"): _answer(self._parser.unload_adapter, b"text/plain"),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("POST", "/_kv/take"): handoffs.handle_take,
             ("POST", "/_kv/lookup"): handoffs.handle_lookup,
@@ -176,7 +167,7 @@ class EngineApp:
         if isinstance(leg, PrefillLeg) and leg.cut is not None:
             request = replace(request, output=request.output.cut(1, leg.cut))
         if request.stream:
-            await exchange.begin(HTTPStatus.OK, EVENT_STREAM)
+            await exchange.begin(HTTPStatus.OK, responses.AUDIO_TYPES.get(request.audio, EVENT_STREAM))
         try:
             loaded = LoadedKv()
             if leg is not None and not isinstance(leg, PrefillLeg):
@@ -197,7 +188,8 @@ class EngineApp:
         except EngineError as error:
             if not request.stream:
                 raise
-            await exchange.write(form.error_frames(error), more=False)
+            is_audio = request.audio in responses.AUDIO_TYPES
+            await (exchange.close() if is_audio else exchange.write(form.error_frames(error), more=False))
         except StreamLost:
             await exchange.close()
 
@@ -309,18 +301,12 @@ class EngineApp:
         body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
         await exchange.respond(HTTPStatus.OK, body, responses.METRICS_TYPE)
 
-    async def _tokenize(self, exchange: HttpExchange) -> None:
-        tokens = self._parser.tokenize(await exchange.body())
-        await exchange.respond(HTTPStatus.OK, responses.tokens_body(tokens, self._config.max_model_len))
+    def _tokens(self, body: bytes) -> bytes:
+        return responses.tokens_body(self._parser.tokenize(body), self._config.max_model_len)
 
-    async def _detokenize(self, exchange: HttpExchange) -> None:
-        text = self._parser.detokenize(await exchange.body())
-        await exchange.respond(HTTPStatus.OK, encode({"prompt": text}))
-
-    async def _count_tokens(self, exchange: HttpExchange) -> None:
-        tokens = self._parser.count_tokens(await exchange.body())
-        context = {"original_input_tokens": tokens}
-        await exchange.respond(HTTPStatus.OK, encode({"input_tokens": tokens, "context_management": context}))
+    def _token_count(self, body: bytes) -> bytes:
+        tokens = self._parser.count_tokens(body)
+        return encode({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
     # --- operations ---
 
@@ -339,13 +325,9 @@ class EngineApp:
         await exchange.respond(HTTPStatus.OK)
 
 
-def _json(body: Callable[[], bytes]) -> _Handler:
-    return lambda exchange: exchange.respond(HTTPStatus.OK, body())
-
-
-def _text(answer: Callable[[bytes], bytes]) -> _Handler:
+def _answer(answer: Callable[[bytes], bytes], content_type: bytes = JSON) -> _Handler:
     async def handle(exchange: HttpExchange) -> None:
-        await exchange.respond(HTTPStatus.OK, answer(await exchange.body()), b"text/plain")
+        await exchange.respond(HTTPStatus.OK, answer(await exchange.body()), content_type)
 
     return handle
 

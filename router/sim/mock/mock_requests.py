@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from os.path import commonprefix
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ from router.sim.mock.request_bodies import (
     AskedMessage,
     AskedPrompts,
     AskedResponse,
+    AskedSpeech,
     AskedTokens,
 )
 from router.sim.mock.tool_calls import listed_answers, next_answer, with_answer
@@ -74,6 +75,8 @@ class GenerationRequest:
     continuous_usage: bool = False
     return_token_ids: bool = False
     include_reasoning: bool = True
+    audio: str = ""
+    """The format of speech; "sse": events with it."""
     stream_interval: int = 1
     engine: str = ""
     """Identifies the engine in chats and completions: no other router says which pod responded."""
@@ -133,6 +136,13 @@ class RequestParser:
         prompt = self._converted_prompt(self._from_responses, raw, asked)
         request_id = asked.request_id or f"resp_{request_id}"
         return self._generation(request_id, Endpoint.RESPONSES, asked, prompt, asked.max_output_tokens)
+
+    def speech(self, body: bytes, request_id: str) -> GenerationRequest:
+        _, asked = _read(body, AskedSpeech)
+        prompt = Prompt(self._encode(asked.input, True))
+        request = self._generation(f"speech-{request_id}", Endpoint.OTHER, asked, prompt, asked.max_tokens)
+        audio = asked.response_format if asked.stream_format == "audio" else asked.stream_format
+        return replace(request, stream=True, audio=audio)
 
     def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...]]:
         _, embedding = _read(body, AskedEmbedding)

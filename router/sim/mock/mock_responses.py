@@ -5,11 +5,13 @@ Source: docs/engines.md#responses. Takes values and returns bytes; no I/O.
 
 from __future__ import annotations
 
+import struct
 import uuid
 from array import array
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import xxhash
@@ -47,6 +49,10 @@ def named_event(body: dict[str, Any]) -> bytes:
 
 DONE = b"data: [DONE]\n\n"
 EMBEDDING_DIMENSIONS = 8
+AUDIO_TYPES = {"pcm": b"audio/pcm", "wav": b"audio/wav", "mp3": b"audio/mpeg"}
+_WAV_HEAD = (
+    b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 24000, 48000, 2, 16) + b"data\xff\xff\xff\xff"
+)
 METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -120,7 +126,18 @@ def unary_body(
     return encode(body | {"usage": usage(request, len(output.tokens), cached_tokens)})
 
 
-class StreamFrames:
+class Frames(Protocol):
+    """The frames of one streamed response: those before the prefill, those of tokens, and the last ones."""
+
+    def opening(self) -> bytes:
+        return b""
+
+    def tokens(self, first: int, end: int) -> list[bytes]: ...
+
+    def closing(self, cached_tokens: int) -> bytes: ...
+
+
+class StreamFrames(Frames):
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._chat = request.endpoint is Endpoint.CHAT
@@ -129,9 +146,6 @@ class StreamFrames:
         hides = self._chat and not request.include_reasoning
         self._shows_ids = request.return_token_ids and not hides
         self._deltas = _Deltas(hides)
-
-    def opening(self) -> bytes:
-        return b""
 
     def tokens(self, first: int, end: int) -> list[bytes]:
         """The frames of the tokens in `[first, end)`; before token 0 of a chat, the frame with the role. A frame of a
@@ -190,6 +204,24 @@ class StreamFrames:
         if self._request.include_usage and self._request.continuous_usage:
             body["usage"] = usage(self._request, tokens)
         return data_event(body | extra)
+
+
+class SpeechFrames(StreamFrames):
+    """Speech that is made while it is sent, 20 ms a token: bytes, or OpenAI's events."""
+
+    def tokens(self, first: int, end: int) -> list[bytes]:
+        audio, tokens = self._request.audio, self._request.output.tokens[first:end]
+        pieces = [token.to_bytes(4, "little") * 240 for token in tokens]
+        if audio not in AUDIO_TYPES:
+            return [data_event({"type": "speech.audio.delta", "audio": b64encode(one).decode()}) for one in pieces]
+        return [_WAV_HEAD, *pieces] if audio == "wav" and not first else pieces
+
+    def closing(self, cached_tokens: int) -> bytes:
+        if self._request.audio in AUDIO_TYPES:
+            return b""
+        inputs, outputs = len(self._request.prompt), len(self._request.output.tokens)
+        used = {"input_tokens": inputs, "output_tokens": outputs, "total_tokens": inputs + outputs}
+        return data_event({"type": "speech.audio.done", "usage": used})
 
 
 class _Deltas:

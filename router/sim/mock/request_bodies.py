@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -61,6 +61,12 @@ class AskedResponse(AskedGeneration, kw_only=True):
     max_output_tokens: int | None = None
     request_id: str | None = None
     previous_response_id: str | None = None
+
+
+class AskedSpeech(AskedGeneration, kw_only=True):
+    input: str
+    response_format: Literal["pcm", "wav", "mp3"] = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
 
 
 class AskedEmbedding(msgspec.Struct, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.sim.mock.handoff_dialects import NO_HANDOFF_FIELDS, HandoffFields
 from router.sim.mock.mock_requests import GenerationRequest
-from router.sim.mock.mock_responses import encode, named_event
+from router.sim.mock.mock_responses import Frames, encode, named_event
 
 _OPENING_EVENTS = 2
 
@@ -22,7 +22,7 @@ def response_body(
     return encode({**_completed(request, created_s, cached_tokens), **handoff.top})
 
 
-class ResponseFrames:
+class ResponseFrames(Frames):
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
         self._request = request
         self._created_s = created_s

@@ -10,7 +10,7 @@ from router.errors import HandoffFailed, RouterError
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.continuation.later_pods import other_pod
-from router.request.inbound import Inbound
+from router.request.inbound import EVENT_STREAM, Inbound
 from router.request.preparation_steps import Ticket, Tokens
 from router.sim.virtual.outcome import RequestOutcome
 from router.sim.virtual.router_view import RouterView
@@ -19,6 +19,7 @@ from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPr
 
 _PROMPT = {"prompt": ""}
 """Its tokens are asked of the front."""
+_EVENTS = [(b"content-type", EVENT_STREAM)]
 _FIRST_TOKEN = b'data: {"choices":[{"index":0,"text":"."}]}\n\n'
 _END = (
     b'data: {"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,'
@@ -97,7 +98,7 @@ class SessionTurn:
     def first_token(self, pod: PodId) -> None:
         self._streams[pod] += 1
         now_s = self.core.clock.now_s()
-        self._tracker.head(pod, 200, now_s, is_stream=True)
+        self._tracker.head(pod, 200, _EVENTS, now_s)
         self._tracker.piece(_FIRST_TOKEN, now_s)
 
     def refused(self, pod: PodId) -> Candidate | None:
@@ -111,7 +112,7 @@ class SessionTurn:
             assert candidate is not None
             tracker.begin(candidate, now_s)
             return candidate
-        tracker.head(pod, _REFUSED, now_s, is_stream=False)
+        tracker.head(pod, _REFUSED, [], now_s)
         tracker.rest(now_s)
         tracker.complete(now_s)
         self.end()
@@ -126,7 +127,6 @@ class SessionTurn:
         if candidate is not None:
             self.request = rest
             context.answered_tokens = rest.prompt_tokens - self.session.requests[self.number].prompt_tokens
-            context.reader.has_token = False  # that of the next pod ends its prefill
             self._tracker.begin(candidate, now_s)
         return candidate
 

@@ -25,7 +25,7 @@ from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix, UsageS
 from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
-from tests.request.cores import CoreOfPods, pods_at
+from tests.request.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 
 PODS = {one: f"http://{one}" for one in "abcd"}
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
@@ -90,7 +90,7 @@ class Fleet:
 
     def answer(self, share: float, fault: bytes = b"", step_s: float = 0.0) -> None:
         """The pod sends a share of its events, `step_s` after each other, and a fault."""
-        self.tracker.head(self.pod, 200, self.now_s, is_stream=True)
+        self.tracker.head(self.pod, 200, EVENT_HEADERS, self.now_s)
         sent = ScriptedPod(self.case, id=f"of-{self.pod}", created=ord(self.pod)).stream(self.tracker.body)
         for piece in [*sent[: round(share * len(sent))], *([fault] if fault else ())]:
             self.now_s += step_s
@@ -398,7 +398,7 @@ def test_pod_that_sends_another_answer_ends_the_stream() -> None:
     fleet.answer(0.5)
     assert fleet.fail()
     fleet.case = case_named("json schema, thinking")
-    fleet.tracker.head(fleet.pod, 200, 0.0, is_stream=True)
+    fleet.tracker.head(fleet.pod, 200, EVENT_HEADERS, 0.0)
     for piece in ScriptedPod(fleet.case).stream(body_of(fleet.case)):
         fleet.received += fleet.tracker.piece(piece, 0.0)
     with pytest.raises(UpstreamBroken, match="another prompt"):
@@ -471,7 +471,7 @@ def test_step_times_follow_a_pod_and_are_bounded() -> None:
 
 def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_ready() -> None:
     fleet = Fleet("bytes")
-    fleet.tracker.head("a", 200, 0.0, is_stream=True)
+    fleet.tracker.head("a", 200, EVENT_HEADERS, 0.0)
     assert not fleet.tracker.is_silent(100.0)
     fleet.core.fleet.event("a", PodEvent.DRAIN)
     assert not fleet.tracker.is_silent(1.0)
@@ -554,7 +554,7 @@ def test_pod_that_makes_another_text_ends_the_stream() -> None:
     fleet.answer(0.5)
     before = fleet.received
     assert fleet.fail()
-    fleet.tracker.head(fleet.pod, 200, 0.0, is_stream=True)
+    fleet.tracker.head(fleet.pod, 200, EVENT_HEADERS, 0.0)
     for sent in (event({"role": "assistant", "content": ""}), event({"content": '{"town": "'}, t=[1])):
         fleet.received += fleet.tracker.piece(sent, 0.0)
     with pytest.raises(UpstreamBroken, match="other text"):
@@ -588,7 +588,7 @@ def test_busy_pod_that_refuses_the_rest_has_not_failed() -> None:
     fleet.answer(0.5)
     assert fleet.fail()
     with pytest.raises(UpstreamBroken) as refused:
-        fleet.tracker.head(fleet.pod, 429, 0.0, is_stream=False)
+        fleet.tracker.head(fleet.pod, 429, JSON_HEADERS, 0.0)
     doubts: list[str] = []
     breaker = fleet.core.state.breaker
     breaker.doubt = lambda pod, *_: doubts.append(pod)  # type: ignore[method-assign]
@@ -625,7 +625,7 @@ def test_no_third_pod_gets_a_body_of_which_one_died_before_its_first_byte() -> N
 def test_pod_that_was_busy_or_out_of_reach_before_the_first_byte_has_not_died() -> None:
     fleet = Fleet("bytes")
     with pytest.raises(UpstreamBroken) as busy:
-        fleet.tracker.head("a", 503, 0.0, is_stream=False)
+        fleet.tracker.head("a", 503, JSON_HEADERS, 0.0)
     assert fleet.fail(busy.value)
     assert fleet.fail(ConnectFailed("refused", pod="b"))
     fleet.answer(0.5)
@@ -640,7 +640,7 @@ def test_pod_that_was_busy_or_out_of_reach_before_the_first_byte_has_not_died() 
 @pytest.mark.parametrize("name", ["bytes", "sampled, tools", "json schema"])
 def test_pod_that_only_sent_pings_is_replaced_as_if_nothing_was_sent(name: str) -> None:
     fleet = Fleet(name)
-    fleet.tracker.head("a", 200, 0.0, is_stream=True)
+    fleet.tracker.head("a", 200, EVENT_HEADERS, 0.0)
     assert fleet.tracker.piece(b": ping\n\n", 0.0) == b": ping\n\n"
     assert fleet.fail()
     fleet.answer(1.0)
@@ -693,7 +693,7 @@ def test_agents_stream_is_made_again_and_leaves_nothing(endpoint: Endpoint, writ
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
     for number, share in enumerate((0.5, 0.7, 1.0)):
         sent = write(ANSWER, (3 + number,), number)
-        fleet.tracker.head(fleet.pod, 200, fleet.now_s, is_stream=True)
+        fleet.tracker.head(fleet.pod, 200, EVENT_HEADERS, fleet.now_s)
         fleet.received += fleet.tracker.piece(sent[: int(share * len(sent))], fleet.now_s)
         assert fleet.memory.used > 0
         if number < 2:
@@ -812,7 +812,7 @@ def test_message_ends_with_an_event_that_cannot_be_read(delta: dict[str, Any]) -
 def test_pod_that_answers_a_chat_without_a_stream_is_replaced() -> None:
     fleet = message_fleet("sampled")
     with pytest.raises(UpstreamBroken, match="without a stream") as raised:
-        fleet.tracker.head("a", 200, 0.0, is_stream=False)
+        fleet.tracker.head("a", 200, JSON_HEADERS, 0.0)
     assert fleet.fail(raised.value)
     fleet.answer(1.0)
     fleet.end()

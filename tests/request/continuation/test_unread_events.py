@@ -15,6 +15,7 @@ from tests.request.continuation.recorded import Received, body_of, case_named, e
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_any_fault import in_pieces
 from tests.request.continuation.test_continuing_tracker import Fleet, uncut, whole
+from tests.request.cores import EVENT_HEADERS
 
 CASE = case_named("bytes")
 SENT = b"".join(ScriptedPod(CASE).stream(body_of(CASE)))
@@ -100,7 +101,7 @@ def test_unreadable_answer_of_a_later_pod_ends_the_stream() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.5)
     assert fleet.fail()
-    fleet.tracker.head("b", 200, 0.0, is_stream=True)
+    fleet.tracker.head("b", 200, EVENT_HEADERS, 0.0)
     assert fleet.tracker.piece(b"event: message\ndata: {}\n\n", 0.0) == b""
     assert fleet.tracker.has_ended
     assert fleet.fail()

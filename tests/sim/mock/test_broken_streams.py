@@ -36,16 +36,28 @@ async def arm(client: httpx.AsyncClient, kind: str, **fields: Any) -> None:
     assert (await client.post("/_fault", json={"kind": kind, **fields})).status_code == 200
 
 
-async def read(client: httpx.AsyncClient, ask: dict[str, Any] = ASK) -> tuple[bytes, bool]:
+async def read(client: httpx.AsyncClient, ask: dict[str, Any] = ASK, path: str = CHAT) -> tuple[bytes, bool]:
     """The body of a stream, and whether it is complete."""
     got = b""
     try:
-        async with client.stream("POST", CHAT, json=ask) as answer:
+        async with client.stream("POST", path, json=ask) as answer:
             async for piece in answer.aiter_raw():
                 got += piece
     except httpx.RemoteProtocolError:
         return got, False
     return got, True
+
+
+async def test_speech_of_an_engine_that_dies_is_incomplete(running: Running) -> None:
+    """Only events can say why."""
+    async with running() as (_, client):
+        for stream_format in ("audio", "sse"):
+            await arm(client, "core_dies", after_chunks=2)
+            asked = {"input": "hello", "response_format": "pcm", "stream_format": stream_format}
+            got, is_complete = await read(client, asked, "/v1/audio/speech")
+            assert is_complete == (stream_format == "sse") == (b"EngineCore encountered an issue." in got)
+            assert got.count(b"speech.audio.delta") == 2 if is_complete else len(got) == 2 * 960
+            assert (await client.delete("/_fault")).status_code == 200
 
 
 def events(body: bytes) -> list[dict[str, Any]]:

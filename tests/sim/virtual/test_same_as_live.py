@@ -41,6 +41,7 @@ from router.request.clock import Clock
 from router.request.context import RequestContext
 from router.request.core import Core, Observers, Routing, build_core
 from router.request.fleet_state import FleetState
+from router.request.inbound import HeaderList
 from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
 from router.request.requests import Requests
@@ -95,9 +96,9 @@ class TapedTracker:
         self._tape("handed_over", self._tracker.context.handed_over_cached_tokens)
         self._tracker.handed_over(now_s)
 
-    def head(self, pod: PodId, status: int, now_s: float, *, is_stream: bool) -> None:
-        self._tape("head", pod, status)
-        self._tracker.head(pod, status, now_s, is_stream=is_stream)
+    def head(self, pod: PodId, status: int, headers: HeaderList, now_s: float) -> None:
+        self._tape("head", pod, status, headers)
+        self._tracker.head(pod, status, headers, now_s)
 
     def piece(self, piece: bytes, now_s: float) -> bytes:
         self._tape("piece", piece)
@@ -279,8 +280,8 @@ class TapeFront:
         self._contexts[request_id].handed_over_cached_tokens = cached_tokens
         self._trackers[request_id].handed_over(self._clock.now_s)
 
-    def _head(self, request_id: str, pod: PodId, status: int) -> None:
-        self._trackers[request_id].head(pod, status, self._clock.now_s, is_stream=True)
+    def _head(self, request_id: str, pod: PodId, status: int, headers: HeaderList) -> None:
+        self._trackers[request_id].head(pod, status, headers, self._clock.now_s)
 
     def _piece(self, request_id: str, piece: bytes) -> None:
         self._trackers[request_id].piece(piece, self._clock.now_s)
