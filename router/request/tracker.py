@@ -202,6 +202,7 @@ class Tracker:
         be replaced. Raises `UpstreamBroken` where what was held says so."""
         has_token, held = self.context.reader.feed(piece), self._held
         if held is not None:
+            self.received(now_s)
             held.append(piece)
             self._held_bytes += len(piece)
             self._begun |= has_token
@@ -213,6 +214,10 @@ class Tracker:
             self._first_token(now_s)
         self._stepped(now_s)
         return piece
+
+    def received(self, now_s: float) -> None:
+        """A part of the response has come, of whatever kind."""
+        self._state.fleet.received(self._pod, now_s)
 
     def rest(self, now_s: float) -> bytes:
         """The pod has sent all: what was held until now, for the client. Raises as `piece`."""
