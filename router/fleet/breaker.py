@@ -185,7 +185,7 @@ class Breaker:
             self._fleet.explain_state(pod_id, f"{reason}, but {kept}" if fails else "")
 
     def fails_probes(self, pod_id: PodId) -> bool:
-        """Whether a ready pod has failed as many health checks in a row as eject one, whatever else it has sent."""
+        """Whether a ready pod has failed as many health checks in a row as eject one, even if it is alive."""
         return len(self._failed_probes.get(pod_id, ())) >= self._rules.failures_to_eject
 
     def exceeded(self, pod_id: PodId, reason: str, now_s: float) -> None:

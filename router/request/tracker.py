@@ -216,7 +216,7 @@ class Tracker:
         return piece
 
     def received(self, now_s: float) -> None:
-        """A part of the response has come, of whatever kind."""
+        """A part of the response has come, which may be no step."""
         self._state.fleet.received(self._pod, now_s)
 
     def rest(self, now_s: float) -> bytes:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
+from tests.stories.test_continuation import ON, proven, text_of
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -87,6 +88,24 @@ async def test_of_pods_that_send_nothing_at_all_the_last_one_stays(deploy: Deplo
             await deployment.until(is_well)
     kept = [log["event"] for log in logs if "last ready pod" in log.get("reason", "")]
     assert kept == ["pod fails its health checks"]
+
+
+async def test_silent_stream_goes_on_elsewhere_although_its_pod_stays_ready(deploy: Deploy) -> None:
+    """Its health checks time out, and its scrapes are answered."""
+    async with deploy(pods=2, engine={"time_scale": 1.0}, probes=PROBES, continuation=ON) as deployment:
+        await proven(deployment)
+        expected = await text_of(deployment)
+        for engine in deployment.engines:
+            engine.inject(Fault(kind=FaultKind.SILENCE, after_chunks=5))
+        reading = asyncio.create_task(text_of(deployment))
+        await deployment.until(lambda: any(len(engine.faults.armed) == 0 for engine in deployment.engines))
+        (first,) = [engine for engine in deployment.engines if not engine.faults.armed]
+        first.inject(Fault(kind=FaultKind.UNHEALTHY, count=None, then="hang"))
+        for engine in deployment.engines:
+            if engine is not first:
+                await engine.heal()
+        assert await reading == expected
+        assert deployment.ready() == 2
 
 
 @pytest.mark.parametrize("fault", [Fault(kind=FaultKind.UNHEALTHY, count=None), Fault(kind=FaultKind.REFUSE)])
