@@ -193,9 +193,11 @@ ALERTS = (
         lasts="2m",
         severity="warning",
         summary="Router {{ $labels.pod }} has no load of engine {{ $labels.exported_pod }} for 30 s.",
-        means="The pod is ready, but its metrics cannot be read: decisions use an old load.",
-        look="The pod's /metrics from the router's network; the log line of the failed scrape.",
-        act="Allow the metrics path in network policies; check that the engine exports metrics.",
+        means="The pod is ready, but its metrics cannot be read: decisions use an old load. Or it hangs, and is still"
+        " ready because it is the last one of a model.",
+        look="`warmroute pods` says so if its health checks time out; the pod's /metrics from the router's network.",
+        act="Restart a pod that hangs. Else allow the metrics path in network policies; check that the engine exports"
+        " metrics.",
     ),
     Alert(
         name="WarmrouteDiscoveryStale",

@@ -193,7 +193,7 @@ class Probes(Strict):
     TTFT, before these eject a pod. 1 where one trusted gateway hides all clients."""
     min_ready_share: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Requests eject no pod if fewer pods than this share, or none, would stay ready for one of its models or adapters,
-    by role. Failed health checks always eject."""
+    by role. Health checks that are refused or get an error always eject."""
     slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
     """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
     slow_ttfts_to_eject: NonNegativeInt = 8

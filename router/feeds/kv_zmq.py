@@ -309,6 +309,7 @@ class KvStreams:
 
     def applied(self, pod: PodId, events: int) -> None:
         self.metrics.events.labels(pod).inc(events)
+        self.fleet.received(pod, time.monotonic())
 
     def restarted(self, pod: PodId) -> None:
         """The engine restarted: its cache is empty and its self-test must run again."""

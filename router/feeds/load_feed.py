@@ -76,6 +76,7 @@ class LoadFeed:
         try:
             with self.ledger.watching(pod_id) as ours:
                 metrics = await self.fetch(status.pod, adapter.metrics_path, self.config.load_timeout_s)
+            self.fleet.received(pod_id, time.monotonic())
             scraped = adapter.parse_load(metrics, status.pod.dp_rank, time.monotonic())
         except (UpstreamError, OutOfBounds, OutOfRange) as error:
             self._refuse(pod_id, error)

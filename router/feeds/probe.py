@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from math import inf
 
 from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.feeds.pod_problems import Fetch, excess, fetch_facts, unusable_reason
 from router.feeds.supervise import each_pod, pause
 from router.fleet.breaker import Breaker
@@ -73,12 +74,14 @@ class ProbeFeed:
         return min(self.config.health_interval_s, JOINING_INTERVAL_S) if joining else self.config.health_interval_s
 
     async def _probe(self, pod: Pod, seen: _Seen) -> None:
+        sent_s = time.monotonic()
         try:
             await self.fetch(pod, ENGINES[pod.engine].health_path, self.config.health_timeout_s)
         except UpstreamError as error:
             seen.refused = seen.refused or (isinstance(error, ConnectFailed) and error.refused)
             if not (isinstance(error, ConnectFailed) and error.local):
-                self.breaker.probe_failed(pod.id, time.monotonic())
+                timed_out = isinstance(error, UpstreamTimeout) or isinstance(error.__cause__, TimeoutError)
+                self.breaker.probe_failed(pod.id, time.monotonic(), sent_s if timed_out else inf)
             self._explain(pod, seen, error)
             return
         self.breaker.seen_alive(pod.id)
@@ -153,8 +156,10 @@ class ProbeFeed:
         return self.fleet.same_epoch(pod) is not None
 
     def _explain(self, pod: Pod, seen: _Seen, error: UpstreamError) -> None:
-        """Record why the pod is not READY; log each reason once until it is READY."""
+        """Record why the pod is not READY; log each reason, also of a READY one, once until a probe succeeds."""
         now = self.fleet.same_epoch(pod)
+        if now is not None and now.state is PodState.READY and (kept := self.fleet.state_reason(pod.id)):
+            seen.reasons.warn("pod fails its health checks", pod=pod.id, reason=kept)
         if now is None or now.state not in (PodState.JOINING, PodState.EJECTED):
             return
         reason = unusable_reason(pod, error)

@@ -24,8 +24,10 @@ A pod that sends more than the router reads of one (`exceeded`) is ejected at on
 model.
 
 Failures of probes are counted separately: a pod that answers /health while every request fails is ejected, and a pod
-that is too busy for /health but sends first tokens is not. Failed probes eject every pod, also the last one: a 503 at
-once is better than requests that wait for a dead pod.
+that is too busy for /health but sends first tokens is not. Probes that are refused or get an error eject every pod: a
+503 at once is better than requests that wait for a dead pod. A probe that times out proves less: any part of an
+answer, load or KV event that the pod has sent since then outweighs it, and such probes alone never eject the last ready
+pod of a model. They count in full for a stream that has fallen silent: see `fails_probes`.
 
 Each ejection without a served request in between doubles the backoff until the next probe. A late pod passes every
 probe, so its backoff is longer and is reset only by a first token that is on time.
@@ -33,14 +35,16 @@ probe, so its backoff is longer and is reset only by a first token that is on ti
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 import msgspec
 import xxhash
 
 from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
 from router.fleet.outcomes import Outcomes
 from router.fleet.retry_pause import retry_pause_s
 from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus, Role
@@ -101,17 +105,18 @@ class Breaker:
 
     Failures of a pod in another state belong to requests sent earlier and do not count."""
 
-    def __init__(self, fleet: Fleet, rules: EjectionRules | None = None) -> None:
+    def __init__(self, fleet: Fleet, rules: EjectionRules | None = None, ledger: Ledger | None = None) -> None:
         self._fleet = fleet
         self._rules = rules or EjectionRules()
+        self._ledger = ledger or Ledger()
         self._failed: dict[PodId, Failures] = {}
         self._late: dict[PodId, Failures] = {}
         self._failing_alone: dict[PodId, Failures] = {}
         """Pods that the votes of clients ejected."""
         self._outcomes = Outcomes()
-        self._failed_probes: dict[PodId, int] = {}
-        """In a row, by pod."""
-        self.on_refused: Callable[[PodId], None] | None = None
+        self._failed_probes: dict[PodId, deque[float]] = {}
+        """The last ones in a row, by pod: when each that timed out was sent; infinity for others."""
+        self.on_refused: Callable[[PodId], None] = lambda _pod: None
         """Called with the id of each pod that was not ejected because too few pods would stay ready."""
         fleet.listen(self._remove_gone)
 
@@ -148,7 +153,7 @@ class Breaker:
             self._outcomes.forget(pod_id)
             record = self._failing_alone.setdefault(pod_id, Failures())
             reason = "most requests failed, and other pods served the same clients"
-            self._eject_for_requests(pod_id, record, now_s, reason, EXCESS_BACKOFF_FACTOR)
+            self._eject(pod_id, record, now_s, reason, self._rules.min_ready_share, EXCESS_BACKOFF_FACTOR)
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
         rules = self._rules
@@ -159,28 +164,34 @@ class Breaker:
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
                 reason = f"{late.doubts} first tokens in a row were late"
-                self._eject_for_requests(pod_id, late, now_s, reason, LATE_BACKOFF_FACTOR)
+                self._eject(pod_id, late, now_s, reason, rules.min_ready_share, LATE_BACKOFF_FACTOR)
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
         self._failed_probes.pop(pod_id, None)
 
-    def probe_failed(self, pod_id: PodId, now_s: float) -> None:
-        """The pod's health check failed or timed out."""
+    def probe_failed(self, pod_id: PodId, now_s: float, sent_s: float = inf) -> None:
+        """The pod's health check failed, or timed out if it is known when it was sent. Records why the pod stays."""
+        if not self._ready(pod_id):
+            return
+        sent = self._failed_probes.setdefault(pod_id, deque(maxlen=self._rules.failures_to_eject))
+        sent.append(sent_s)
+        reason, fails = f"{len(sent)} health checks in a row failed", self.fails_probes(pod_id)
+        is_alive = max(self._fleet.received_at_s(pod_id), self._ledger.received_at_s(pod_id)) > min(sent)
+        if fails and not is_alive:
+            self._eject(pod_id, self._record(pod_id), now_s, reason, None if inf in sent else 0.0)
         if self._ready(pod_id):
-            count = self._failed_probes[pod_id] = self._failed_probes.get(pod_id, 0) + 1
-            if count >= self._rules.failures_to_eject:
-                self._eject(pod_id, self._record(pod_id), now_s, f"{count} health checks in a row failed")
+            kept = "it sends other things" if is_alive else "it is the last ready pod of a model"
+            self._fleet.explain_state(pod_id, f"{reason}, but {kept}" if fails else "")
+
+    def fails_probes(self, pod_id: PodId) -> bool:
+        """Whether a ready pod has failed as many health checks in a row as eject one, even if it is alive."""
+        return len(self._failed_probes.get(pod_id, ())) >= self._rules.failures_to_eject
 
     def exceeded(self, pod_id: PodId, reason: str, now_s: float) -> None:
         """The pod sent more than the router reads of one."""
-        status = self._ready(pod_id)
-        if status is None:
-            return
-        if leaves_enough_ready(self._fleet.snapshot, status.pod, 0.0):
-            self._eject(pod_id, self._record(pod_id), now_s, reason, EXCESS_BACKOFF_FACTOR)
-        elif self.on_refused is not None:
-            self.on_refused(pod_id)
+        if self._ready(pod_id):
+            self._eject(pod_id, self._record(pod_id), now_s, reason, 0.0, EXCESS_BACKOFF_FACTOR)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""
@@ -198,24 +209,18 @@ class Breaker:
     def _eject_at_limit(self, pod_id: PodId, record: Failures, now_s: float) -> None:
         failures = record.failures + record.counted_doubts(self._rules, now_s)
         if failures >= self._rules.failures_to_eject:
-            self._eject_for_requests(pod_id, record, now_s, f"{failures} requests in a row failed")
+            self._eject(pod_id, record, now_s, f"{failures} requests in a row failed", self._rules.min_ready_share)
 
-    def _eject_for_requests(
-        self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0
+    def _eject(
+        self, pod_id: PodId, record: Failures, now_s: float, reason: str, min_share: float | None, factor: float = 1.0
     ) -> None:
-        """Eject the pod, or count from zero if too few pods would stay ready."""
-        fleet, status = self._fleet.snapshot, self._fleet.status(pod_id)
-        if status is not None and leaves_enough_ready(fleet, status.pod, self._rules.min_ready_share):
-            self._eject(pod_id, record, now_s, reason, factor)
-            return
+        """Eject the pod, or only count from zero if fewer ready pods than `min_share` would be left; None: in any case.
+        The backoff doubles each time, up to the maximum."""
+        rules, status = self._rules, self._ready(pod_id)
         record.restart()
-        if self.on_refused is not None:
+        if min_share is not None and status and not leaves_enough_ready(self._fleet.snapshot, status.pod, min_share):
             self.on_refused(pod_id)
-
-    def _eject(self, pod_id: PodId, record: Failures, now_s: float, reason: str, factor: float = 1.0) -> None:
-        """Eject the pod. The backoff doubles each time, up to the maximum."""
-        rules = self._rules
-        record.restart()
+            return
         self._failed_probes.pop(pod_id, None)
         record.ejections += 1
         backoff_s = retry_pause_s(record.ejections, rules.first_backoff_s, rules.max_backoff_s)

@@ -94,6 +94,7 @@ class Fleet:
         """The set of the last `sync`."""
         self._reasons: dict[PodId, str] = {}
         self._state_reasons: dict[PodId, str] = {}
+        self._received_at_s: dict[PodId, float] = {}
         self._listeners: list[Listener] = []
         self._epochs = count(1)
         self._version = 0
@@ -132,7 +133,7 @@ class Fleet:
         return self._reasons.get(pod_id, "")
 
     def state_reason(self, pod_id: PodId) -> str:
-        """Why the pod is not READY; empty if it is, or if the reason is unknown."""
+        """Why the pod is not READY, or why it still is; empty if the reason is unknown, or if there is none."""
         return self._state_reasons.get(pod_id, "")
 
     def is_leaving(self, pod_id: PodId) -> bool:
@@ -141,10 +142,17 @@ class Fleet:
         return known is not None and known.state is PodState.DRAINING and self.state_reason(pod_id) != NOT_READY
 
     def explain_state(self, pod_id: PodId, reason: str) -> None:
-        """Record why a pod is not READY, until it changes its state."""
-        known = self._statuses.get(pod_id)
-        if known is not None and known.state is not PodState.READY:
+        """Record why a pod is in its state, until it changes or a probe succeeds."""
+        if pod_id in self._statuses:
             self._state_reasons[pod_id] = reason
+
+    def received(self, pod_id: PodId, now_s: float) -> None:
+        """The pod has sent something that the ledger does not count: a part of an answer, its load, KV events."""
+        if pod_id in self._statuses:
+            self._received_at_s[pod_id] = now_s
+
+    def received_at_s(self, pod_id: PodId) -> float:
+        return self._received_at_s.get(pod_id, -inf)
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` on every change. Returns a function that unregisters it."""
@@ -175,7 +183,7 @@ class Fleet:
         if known is None:
             return PodState.GONE
         state = transition(known.state, event)
-        if state is not known.state:
+        if state is not known.state or (state is PodState.READY and event is PodEvent.PROBE_OK):
             self._state_reasons.pop(pod_id, None)
             if reason:
                 self._state_reasons[pod_id] = reason
@@ -245,6 +253,7 @@ class Fleet:
     def _remove(self, known: PodStatus) -> None:
         del self._statuses[known.pod.id]
         self._reasons.pop(known.pod.id, None)
+        self._received_at_s.pop(known.pod.id, None)
         self._touch()
         self._notify(known.pod, known.state, PodState.GONE)
 

@@ -23,7 +23,7 @@ _NOTHING = InFlight()
 
 class _Work(msgspec.Struct, gc=False):
     """Sums of one pod. `prefilling`: its leases without a first token, in booking order; `step_at_s` and
-    `step_prefill_ms`: its current step as in `StepBegan`."""
+    `step_prefill_ms`: its current step as in `StepBegan`; `piece_at_s`: the last piece that began no step."""
 
     requests: int = 0
     prefill_tokens: int = 0
@@ -34,6 +34,7 @@ class _Work(msgspec.Struct, gc=False):
     head_since_s: float = 0.0
     step_at_s: float = -inf
     step_prefill_ms: float = 0.0
+    piece_at_s: float = -inf
     prefilling: dict[int, Lease] = msgspec.field(default_factory=dict)
 
 
@@ -128,6 +129,13 @@ class Ledger:
             work.step_at_s = now_s
             work.step_prefill_ms = work.prefill_ms
             self._stepped[pod] = work
+        elif work is not None:
+            work.piece_at_s = now_s
+
+    def received_at_s(self, pod: PodId) -> float:
+        """When the last piece of a stream that still runs has come from the pod."""
+        work = self._pods.get(pod, _IDLE)
+        return max(work.step_at_s, work.piece_at_s)
 
     def steps(self) -> Mapping[PodId, StepBegan]:
         """The current step of every pod that streams, as far as observed. One shallow copy of a dict, and a new value

@@ -221,6 +221,7 @@ class Tracker:
         so."""
         has_token, held = self.context.reader.feed(piece), self._held
         if held is not None:
+            self.received(now_s)
             held.append(piece)
             self._held_bytes += len(piece)
             self._begun |= has_token
@@ -232,6 +233,10 @@ class Tracker:
             self._first_token(now_s)
         self._stepped(now_s)
         return piece if self._filter is None else self._filter.feed(piece)
+
+    def received(self, now_s: float) -> None:
+        """A part of the response has come, which may be no step."""
+        self._state.fleet.received(self._pod, now_s)
 
     def rest(self, now_s: float) -> bytes:
         """The pod has sent all: what was held until now, for the client. Raises as `piece`."""

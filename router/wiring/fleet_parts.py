@@ -75,7 +75,7 @@ class FleetParts:
         targets = ScalingTargets(**config.scaling.model_dump(), max_load_age_s=config.probes.max_load_age_s)
         self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
-        self.breaker = Breaker(fleet, ejection_rules(config.probes))
+        self.breaker = Breaker(fleet, ejection_rules(config.probes), self.ledger)
         self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
         self.cluster = self._join_cluster()
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()

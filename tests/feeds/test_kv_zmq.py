@@ -434,7 +434,9 @@ def test_events_are_counted_as_the_engine_announced_them() -> None:
     streams = KvStreams(Fleet(), LocalStore(), metrics)
     for blocks in ((1, 2), (3, 4)):
         streams.apply("a", (BlocksRemoved(block_hashes=blocks),))
+    streams.fleet.sync([make_pod("a")])
     streams.applied("a", 1)
+    assert streams.fleet.received_at_s("a") > 0.0
     assert metrics.events.labels("a").value == 1.0
 
 

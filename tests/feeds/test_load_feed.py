@@ -79,9 +79,10 @@ async def test_a_failed_scrape_changes_nothing(network: Network) -> None:
     feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
     network["a"].answers["/metrics"] = metrics(3)
     await feed.scrape("a")
-    before = load(fleet, "a")
+    before, received_at_s = load(fleet, "a"), fleet.received_at_s("a")
     assert before.running == 3
-    assert before.scraped_at_s > 0
+    assert received_at_s > 0.0
+    assert before.scraped_at_s >= received_at_s
     for broken in ({"statuses": {"/metrics": 500}}, {"answers": {"/metrics": b"?"}}, {"hangs": {"/metrics"}}):
         for name, value in broken.items():
             setattr(network["a"], name, value)

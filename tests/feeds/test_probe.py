@@ -183,12 +183,41 @@ async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing, run
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.trust("a", PrefixTrust.TRUSTED, "")
         epoch = world.now.epoch
-        world.pod.hangs.add("/health")
+        world.pod.statuses["/health"] = 503
         await until(lambda: world.is_in(PodState.EJECTED))
-        world.pod.hangs.clear()
+        world.pod.statuses.clear()
         await until(lambda: world.is_in(PodState.READY))
     assert (world.now.epoch, world.now.trust) == (epoch, PrefixTrust.TRUSTED)
     assert len(world.described) == 1
+
+
+@pytest.mark.parametrize("connects", [True, False])
+async def test_probes_that_time_out_do_not_eject_the_last_pod(
+    world: Probing, running: Running, until: Until, connects: bool
+) -> None:
+    """Be it the answer or the connection that is late. Why it stays is logged once, until a probe passes."""
+    is_late = False
+
+    async def fetch(pod: Pod, path: str, timeout_s: float) -> bytes:
+        if is_late and not connects:
+            world.pod.asked[path] += 1
+            raise ConnectFailed("not connected within 1 s", pod=pod.id) from TimeoutError()
+        found: bytes = await world.network.fetch(pod, path, timeout_s)
+        return found
+
+    world.probes.fetch = fetch
+    with capture_logs() as logs:
+        async with running(world.probes.run()):
+            await until(lambda: world.is_in(PodState.READY))
+            world.pod.hangs.add("/health")
+            is_late, asked = True, world.pod.asked["/health"]
+            await until(lambda: world.pod.asked["/health"] > asked + 6)
+            kept = "3 health checks in a row failed, but it is the last ready pod of a model"
+            assert (world.is_in(PodState.READY), world.fleet.state_reason("a")) == (True, kept)
+            is_late = False
+            world.pod.hangs.clear()
+            await until(lambda: not world.fleet.state_reason("a"))
+    assert logs == [{"event": "pod fails its health checks", "pod": "a", "reason": kept, "log_level": "warning"}]
 
 
 async def test_a_passed_health_check_that_began_before_an_ejection_does_not_readmit(

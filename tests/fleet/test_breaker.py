@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.fleet.breaker import Breaker, EjectionRules, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
 from router.types import FleetSnapshot, Pod, PodState, Role
 from tests.policy.scenes import fleet_of, make_pod
 
@@ -70,6 +71,118 @@ def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
     breaker.probe_failed("a", 0.0)
     breaker.probe_failed("a", 0.0)
     assert state(fleet, "a") is PodState.EJECTED
+
+
+# --- probes that time out, and what the pod sends meanwhile ---
+
+
+def probed(breaker: Breaker, fleet: Fleet, probes: str, pod_id: str = "a") -> None:
+    """One probe after the other. "t": times out after two seconds, "T": meanwhile the pod sends something; "+": it
+    sends something between two probes; "f" and "F": the probe is refused or answered with an error; "p": it passes."""
+    now_s = 0.0
+    for what in probes:
+        sent_s = now_s = now_s + 1.0
+        if what in "TF+":
+            fleet.received(pod_id, now_s := now_s + 1.0)
+        if what in "tTfF":
+            now_s = sent_s + 2.0
+            breaker.probe_failed(pod_id, now_s, *([sent_s] if what in "tT" else ()))
+        elif what == "p":
+            breaker.seen_alive(pod_id)
+
+
+@pytest.mark.parametrize(
+    ("probes", "expected", "alone"),
+    [
+        ("ttt", "ejected", "ready"),
+        ("ttttttttt", "ejected", "ready"),
+        ("tt", "ready", "ready"),
+        ("tptpttptt", "ready", "ready"),
+        ("TTTTTTTTT", "ready", "ready"),
+        ("tt+tt+tt+tt+", "ready", "ready"),
+        ("TTTtt", "ready", "ready"),
+        ("TTTttt", "ejected", "ready"),
+        ("tt+ttt", "ejected", "ready"),
+        ("fff", "ejected", "ejected"),
+        ("FFF", "ejected", "ejected"),
+        ("ttf", "ejected", "ejected"),
+        ("TTF", "ready", "ready"),
+        ("TTFFF", "ejected", "ejected"),
+    ],
+)
+def test_what_a_pod_sends_outweighs_probes_that_time_out(fleet: Fleet, probes: str, expected: str, alone: str) -> None:
+    """Not those that are refused, nor what it sent before. They alone do not take the last ready pod of a model."""
+    probed(Breaker(fleet), fleet, probes)
+    assert state(fleet, "a") == expected
+    last = fleet_of(make_pod("a", models=("m",)), make_pod("b", models=("other",)))
+    probed(Breaker(last), last, probes)
+    assert state(last, "a") == alone
+
+
+@pytest.mark.parametrize(("probes", "left"), [("t", "ejected"), ("+t", "ejected"), ("T", "ready"), ("F", "ejected")])
+def test_a_single_probe_may_eject(fleet: Fleet, probes: str, left: str) -> None:
+    """`failures_to_eject: 1`."""
+    probed(Breaker(fleet, EjectionRules(failures_to_eject=1)), fleet, probes)
+    assert state(fleet, "a") == left
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_pieces_of_streams_show_that_a_pod_is_alive(fleet: Fleet, waits: bool) -> None:
+    """Also while prompts wait for their first token."""
+    ledger = Ledger()
+    breaker, pod = Breaker(fleet, ledger=ledger), make_pod("a")
+    ledger.first_token(ledger.book(pod, 100, 0, 0.0), 0.0)
+    if waits:
+        ledger.book(pod, 100, 0, 0.0)
+    for now_s in range(20):
+        ledger.stepped("a", now_s + 1.0)
+        breaker.probe_failed("a", now_s + 2.0, float(now_s))
+    assert state(fleet, "a") is PodState.READY
+    for now_s in range(20, 23):
+        breaker.probe_failed("a", now_s + 2.0, float(now_s))
+    assert state(fleet, "a") is PodState.EJECTED
+
+
+def test_a_pod_that_stays_although_its_probes_fail_has_a_reason(fleet: Fleet) -> None:
+    """Until one passes. Each refused ejection is reported."""
+    breaker, refused = Breaker(fleet), list[str]()
+    breaker.on_refused = refused.append
+    probed(breaker, fleet, "tt")
+    assert (fleet.state_reason("a"), breaker.fails_probes("a")) == ("", False)
+    probed(breaker, fleet, "TTT")
+    kept = "3 health checks in a row failed, but it sends other things"
+    assert (fleet.state_reason("a"), breaker.fails_probes("a"), refused) == (kept, True, [])
+    fleet.event("b", PodEvent.DRAIN)
+    probed(breaker, fleet, "ppp" * 9 + "ttt")
+    kept = "3 health checks in a row failed, but it is the last ready pod of a model"
+    assert (fleet.state_reason("a"), breaker.fails_probes("a"), refused) == (kept, True, ["a"])
+    breaker.seen_alive("a")
+    fleet.event("a", PodEvent.PROBE_OK)
+    assert (fleet.state_reason("a"), breaker.fails_probes("a")) == ("", False)
+
+
+TIMEOUTS = st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60)
+
+
+@given(steps=TIMEOUTS)
+def test_a_pod_is_ejected_by_timeouts_exactly_if_it_has_sent_nothing_since_the_third_last(
+    steps: list[tuple[int, bool]],
+) -> None:
+    """Against a naive rule, in a fleet where other pods stay ready."""
+    fleet = fleet_of(*map(serving, "0123456789"))
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    seen: dict[str, list[bool]] = {str(n): [] for n in range(6)}
+    for now_s, (at, sends) in enumerate(steps):
+        if sends:
+            fleet.received(str(at), now_s + 0.5)
+        breaker.probe_failed(str(at), now_s + 1.0, float(now_s))
+        seen[str(at)].append(sends)
+    for pod_id, sent in seen.items():
+        silent = any(not any(sent[n : n + 3]) for n in range(len(sent) - 2))
+        assert (state(fleet, pod_id) is PodState.EJECTED) == silent
+
+
+# --- how long ---
 
 
 def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
@@ -331,6 +444,23 @@ PODS = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+@given(facts=PODS, steps=TIMEOUTS)
+def test_no_timeouts_take_a_model_out(facts: list[tuple[str, str, Role]], steps: list[tuple[int, bool]]) -> None:
+    """Every model and adapter that had a ready pod for a role keeps one."""
+    pods = [serving(str(n), *each) for n, each in enumerate(facts)]
+    fleet = fleet_of(*pods)
+    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
+    for now_s, (at, _) in enumerate(steps):
+        breaker.probe_failed(str(at % len(pods)), now_s + 1.0, float(now_s))
+    left = ready_ids(fleet)
+    for name in "mnrs":
+        for role in (Role.PREFILL, Role.DECODE):
+            able = [each.id for each in pods if each.serves(name) and each.role in (role, Role.BOTH)]
+            assert not able or any(pod_id in left for pod_id in able)
+
+
 STEPS = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from(["failure", "doubt", "late", "on time", "success", "probed"]),
               st.sampled_from("xyz")),

@@ -1,4 +1,5 @@
-"""TCP proxies in front of engines that cut streams where a test says, as a network or a dying node would."""
+"""TCP proxies in front of engines that cut streams or lose requests where a test says, as a network, a dying node or a
+busy process would."""
 
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ PIECE_BYTES = 64 * 1024
 
 @dataclass
 class Cuts:
-    """`after`: numbers of events behind which the next streams are cut, one stream each."""
+    """`after`: numbers of events behind which the next streams are cut, one stream each. `lost`: how requests begin
+    that reach no engine."""
 
     after: list[int] = field(default_factory=list)
+    lost: tuple[bytes, ...] = ()
 
 
 class CuttingProxy:
@@ -47,8 +50,9 @@ class CuttingProxy:
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(PIECE_BYTES):
-            writer.write(piece)
-            await writer.drain()
+            if not piece.startswith(self._cuts.lost):
+                writer.write(piece)
+                await writer.drain()
 
     async def _return(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         events = 0

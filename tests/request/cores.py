@@ -104,7 +104,7 @@ class CoreOfPods:
             self.fleet.describe(pod.id, models=("m",), version="0.32.0")
             self.fleet.event(pod.id, PodEvent.PROBE_OK)
         self.calibrator = Calibrator(Calibration(), self.metrics, Links())
-        self.breaker = Breaker(self.fleet)
+        self.breaker = Breaker(self.fleet, ledger=self.ledger)
         self.facts: Mapping[str, Any] | None = {}
         self.policy = "cost_aware"
         self.log_lines: list[str] = []

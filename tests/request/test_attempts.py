@@ -435,6 +435,24 @@ def test_a_first_token_shows_that_a_pod_is_alive() -> None:
     assert states(pods) == [PodState.READY]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_parts_of_answers_show_that_a_pod_is_alive(stream: bool) -> None:
+    """Also those that the router holds."""
+
+    def long(exchange: MemoryExchange) -> None:
+        exchange.head()
+        for piece in (TOKEN, TOKEN, TOKEN, LAST):
+            sent_s, pods.now_s = pods.now_s, pods.now_s + 1.0
+            exchange.piece(piece)
+            pods.now_s += 1.0
+            pods.breaker.probe_failed("a", pods.now_s, sent_s)
+        exchange.end()
+
+    pods = ScriptedPods(a=long, b=serving)
+    pods.chat(stream=stream)
+    assert states(pods) == [PodState.READY, PodState.READY]
+
+
 def test_the_prompt_is_dropped_after_the_first_token_of_a_stream() -> None:
     """Not before, because a retry needs it."""
     pods = ScriptedPods(a=serving)

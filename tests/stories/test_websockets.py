@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -78,6 +79,11 @@ async def test_messages_pass_in_both_directions(deploy: Deploy) -> None:
             socket.send(TEXT, message)
             assert await socket.receive(TEXT, len(message)) == message
         assert _in_flight(deployment) == 1
+        fleet, before_s = deployment.program.fleet, time.monotonic()
+        pod = fleet.snapshot.pods[0].pod.id
+        socket.send(TEXT, b"last")
+        assert await socket.receive(TEXT, 4) == b"last"
+        assert fleet.received_at_s(pod) > before_s
         socket.send(CLOSE, b"\x03\xe8")
         assert await socket.receive(CLOSE, 2) == b"\x03\xe8"
         assert await socket.reader.read() == b""

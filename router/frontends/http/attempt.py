@@ -124,14 +124,14 @@ class Attempts:
             tracker.release(monotonic())
 
     async def _watched_open(self, tracker: ContinuingTracker, candidate: Candidate) -> AnyReply:
-        """The same; a pod whose response does not begin while it is not ready any more has failed."""
+        """The same; a pod whose response does not begin while it fails health checks has failed."""
         try:
             async with asyncio.timeout(None) as limit:
                 with self._leaving.watched(tracker, partial(limit.reschedule, 0.0)):
                     return await self._open(tracker, candidate)
         except TimeoutError as error:
             pod = candidate.pod.id
-            raise UpstreamTimeout(f"pod {pod} is not ready any more and sends no response", pod=pod) from error
+            raise UpstreamTimeout(f"pod {pod} fails its health checks and sends no response", pod=pod) from error
 
     def _open(self, tracker: Tracker, candidate: Candidate) -> Awaitable[AnyReply]:
         """Send the request; returns the response for the client. Raises `UpstreamError`."""

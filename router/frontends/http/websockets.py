@@ -99,7 +99,7 @@ class WebSocketTunnels:
             tracker.head(pod.id, SWITCHING, headers, now_s)
             tracker.complete(now_s)  # no byte that follows is read
             client.start([*self._sender.rules.downstream(headers), *_UPGRADE, *tracker.headers()])
-            await _relay(client, side, pool.timeouts.idle_s, tracker.context)
+            await _relay(client, side, pool.timeouts.idle_s, tracker)
         finally:
             await side.close()
 
@@ -124,20 +124,24 @@ class WebSocketTunnels:
         return [(name.strip().lower(), value.strip()) for name, _, value in split]
 
 
-async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float, context: RequestContext) -> None:
+async def _relay(client: TunnelEnd, pod: TunnelEnd, idle_s: float, tracker: Tracker) -> None:
     """Pass bytes until one side closes, or the pod sends nothing for `idle_s`: engines ping more often. Counts what the
     client sends as audio, and the tokens that the pod sends."""
-    sent_bytes = 0
+    sent_bytes, context = 0, tracker.context
 
     def count_sent(piece: bytes) -> None:
         nonlocal sent_bytes
         sent_bytes += len(piece)
         context.unread_tokens = sent_bytes // FORM_BYTES_PER_TOKEN
 
-    count = context.reader.count if isinstance(context.reader, TokenCountingReader) else len
+    def count_received(piece: bytes) -> None:
+        tracker.received(time.monotonic())
+        if isinstance(context.reader, TokenCountingReader):
+            context.reader.count(piece)
+
     pumps = [
         asyncio.ensure_future(_pump(client.reader, pod.writer, None, count_sent)),
-        asyncio.ensure_future(_pump(pod.reader, client.writer, idle_s, count)),
+        asyncio.ensure_future(_pump(pod.reader, client.writer, idle_s, count_received)),
     ]
     try:
         await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)

@@ -43,7 +43,7 @@ POD_RESTARTS = counter("warmroute_pod_restarts", "Restarts that emptied a pod's 
 EJECTIONS = counter("warmroute_ejections", "Ejections, by pod.", "pod")
 EJECTIONS_REFUSED = counter(
     "warmroute_ejections_refused",
-    "Ejections refused because too few pods would stay ready (probes.min_ready_share), by pod.",
+    "Ejections refused because too few pods would stay ready, by pod.",
     "pod",
 )
 KV_EVENTS = counter("warmroute_kv_events", "Applied KV events, by pod.", "pod")

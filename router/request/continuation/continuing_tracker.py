@@ -170,9 +170,9 @@ class ContinuingTracker(Tracker):
                 raise UpstreamBroken(f"pod {self._pod}: {reader.fault}", pod=self._pod)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the pod has sent nothing for too long and is not ready any more, and another one may go on: its
-        connection should be closed. Health checks of a busy pod time out, too, and waiting for it is better than an
-        end."""
+        """Whether the pod has sent nothing of this stream for too long, is not ready any more or fails its health
+        checks, and another one may go on: its connection should be closed. Health checks of a busy pod time out, too,
+        and waiting for it is better than an end."""
         candidate, options = self.context.candidate, self.options
         is_continued = self._reader is not None and not self._reader.record.forgotten
         if not is_continued or candidate is None or now_s - self._last_s < options.silence_s:
@@ -182,8 +182,8 @@ class ContinuingTracker(Tracker):
             limit_s += expected_ttft_ms(candidate.cost) / 1000
         if now_s - self._last_s < limit_s:
             return False
-        status = self._state.fleet.status(candidate.pod.id)
-        if status is not None and status.state is PodState.READY:
+        status, breaker = self._state.fleet.status(candidate.pod.id), self._state.breaker
+        if status is not None and status.state is PodState.READY and not breaker.fails_probes(candidate.pod.id):
             return False
         gives_up = self._has_all_tokens or (not self._limit() and self._other_pod(now_s) is not None)
         self._gave_up = "silence" if gives_up else ""

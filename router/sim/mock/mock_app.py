@@ -269,6 +269,8 @@ class EngineApp:
             return False
         if fault.kind is FaultKind.STATUS:
             raise EngineError(fault.message, status=fault.status)
+        if fault.kind in (FaultKind.UNHEALTHY, FaultKind.NO_METRICS) and fault.then != "hang":
+            raise EngineError(fault.message, status=HTTPStatus.SERVICE_UNAVAILABLE)
         if fault.kind is FaultKind.RAW:
             await exchange.write_raw(fault.raw.encode("latin-1"), fault.piece_bytes)
         if fault.kind is FaultKind.RESET or (fault.kind is FaultKind.RAW and fault.then == "reset"):
@@ -291,12 +293,11 @@ class EngineApp:
     # --- state ---
 
     async def _health(self, exchange: HttpExchange) -> None:
-        unhealthy = self._faults.take(FaultKind.UNHEALTHY) is not None
-        await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE if unhealthy else HTTPStatus.OK)
+        if not await self._fails_early(exchange, self._faults.take(FaultKind.UNHEALTHY)):
+            await exchange.respond(HTTPStatus.OK)
 
     async def _metrics(self, exchange: HttpExchange) -> None:
-        if self._faults.take(FaultKind.NO_METRICS) is not None:
-            await exchange.respond(HTTPStatus.SERVICE_UNAVAILABLE)
+        if await self._fails_early(exchange, self._faults.take(FaultKind.NO_METRICS)):
             return
         body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
         await exchange.respond(HTTPStatus.OK, body, responses.METRICS_TYPE)

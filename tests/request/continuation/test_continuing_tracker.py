@@ -21,7 +21,7 @@ from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.step_times import SILENT_STEPS, StepTimes
 from router.request.response_reader import reader_of
-from router.types import Endpoint, Generation, PrefixTrust, PromptPrefix, UsageShown
+from router.types import Endpoint, Generation, PodState, PrefixTrust, PromptPrefix, UsageShown
 from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
@@ -415,6 +415,23 @@ def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
     fleet.core.fleet.event("a", PodEvent.EJECT)
     assert not fleet.tracker.is_silent(1.0)
     assert fleet.tracker.is_silent(100.0)
+
+
+def test_silent_pod_has_failed_once_its_health_checks_fail_although_it_sends_other_things() -> None:
+    """It stays ready for new requests: this stream alone goes on elsewhere."""
+    fleet = Fleet("bytes")
+    fleet.answer(0.3)
+    for now_s in range(3):
+        fleet.core.fleet.received("a", now_s + 0.5)
+        assert not fleet.tracker.is_silent(100.0)
+        fleet.core.breaker.probe_failed("a", now_s + 1.0, float(now_s))
+    status = fleet.core.fleet.status("a")
+    assert status is not None and status.state is PodState.READY
+    assert not fleet.tracker.is_silent(1.0)
+    assert fleet.tracker.is_silent(100.0)
+    fleet.core.breaker.seen_alive("a")
+    assert not fleet.tracker.is_silent(100.0)
+    fleet.close()
 
 
 def test_silent_pod_is_waited_for_while_no_other_pod_may_go_on() -> None:
