@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 from msgspec.structs import replace
 
@@ -14,9 +12,12 @@ from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
 from router.request.continuation.plan import first_body
-from router.request.continuation.terms import Terms, terms_of
+from router.request.continuation.terms import WITH_IDS, Terms, terms_of
 from router.request.inbound import Inbound
 from router.types import Endpoint, UsageShown
+
+_REPEATABLE = (b'"temperature"', b'"seed"')
+"""Answers to bodies without these fields are sampled."""
 
 
 class Asked(msgspec.Struct):
@@ -58,12 +59,17 @@ def asked_of(context: RequestContext, candidate: Candidate, words_of: WordsOf) -
 def _asked(
     context: RequestContext, candidate: Candidate, words: AnswerWords | None, endpoint: Endpoint, body: bytes
 ) -> Asked:
-    prompt, policy = context.prompt, context.policy
-    has_media, holds_calls = prompt is not None and prompt.has_media, policy is not None and policy.hold_tool_calls
-    terms = terms_of(endpoint, body, has_media=has_media, holds_calls=holds_calls)
-    if context.request.usage is UsageShown.NONE:
-        terms = dataclasses.replace(terms, wants_usage=False)
     words = words if endpoint in candidate.pod.continues else None
+    if words is None and endpoint in WITH_IDS and not any(name in body for name in _REPEATABLE):
+        return Asked(endpoint, context.inbound, body, refusal="engine")  # sampled: its terms need not be read
+    prompt, policy = context.prompt, context.policy
+    terms = terms_of(
+        endpoint,
+        body,
+        has_media=prompt is not None and prompt.has_media,
+        holds_calls=policy is not None and policy.hold_tool_calls,
+        shows_usage=context.request.usage is not UsageShown.NONE,
+    )
     refusal = _refusal(context, candidate, terms, takes_ids=words is not None)
     return Asked(endpoint, context.inbound, body, terms, refusal, None if refusal else words)
 

@@ -104,8 +104,10 @@ class Terms:
         return "until=tool-call" if self.no_replay and self.may_call and not self.holds_calls else "yes"
 
 
-def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_calls: bool = False) -> Terms:
-    """The terms of a streamed request."""
+def terms_of(
+    endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_calls: bool = False, shows_usage: bool = True
+) -> Terms:
+    """The terms of a streamed request. `shows_usage`: whether its client sees the usage that the body asks for."""
     try:
         asked = _BODY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -129,7 +131,7 @@ def terms_of(endpoint: Endpoint, body: bytes, *, has_media: bool = False, holds_
         may_call=has_tools and not is_forced,
         holds_calls=holds_calls and has_tools and not is_forced and bool(no_replay),
         hides_reasoning=hides and not needs_pod,
-        wants_usage=options is not None and options.include_usage is True,
+        wants_usage=shows_usage and options is not None and options.include_usage is True,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
         stops=tuple(one for one in stops if one),
         includes_stop=asked.include_stop_str_in_output is True,
