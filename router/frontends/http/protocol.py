@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError
 from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
-from router.frontends.http.client_deadlines import ClientDeadlines
+from router.frontends.http.client_deadlines import ClientDeadlines, has_unread
 from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import (
     MAX_COMPARED,
@@ -84,8 +84,9 @@ class EdgeProtocol(asyncio.Protocol):
         """Whether further bytes of this client are ignored."""
         self._host = ""
         """Address of the client, or of a proxy; empty for a Unix socket."""
-        self._owner = self._network = ""
-        """Whose share of the connections it uses; at first, and for requests without a key, that of its network."""
+        self._network = ""
+        self._owner: str | None = None
+        """Whose share of the connections it uses; None until a request is admitted: it is one of the newcomers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)
@@ -96,43 +97,75 @@ class EdgeProtocol(asyncio.Protocol):
         self.connection = ClientConnection(
             transport, self._state.tasks, self._loop, self._on_response_complete, edge.body_memory, edge.response_turns
         )
-        self._owner = self._network = client_network(self._host, self._proxies)
-        limits, open_connections = self._limits, self._edge.client_connections
-        self._deadlines = ClientDeadlines(self._loop, transport, limits, self._keep_alive_s, self._too_late)
+        self._network = client_network(self._host, self._proxies)
+        self._deadlines = ClientDeadlines(self._loop, transport, self._limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
-        is_refused = not (open_connections.has_room(self._owner, 1.0, 1) or self._close_longest_waiting())
-        open_connections.add(self._owner, 1.0, 1)
-        if is_refused:
-            self._reject_client(open_connections.refusal(self._owner, 1.0))
+        edge.newcomers.add(self._drop, self._network)
+
+    # --- places among the connections ---
 
     @property
     def waits_for_head(self) -> bool:
-        """Whether no request is being received or served, except for the beginning of a head."""
-        return self.last is None and not self._rejected and not self.transport.is_closing()
+        """Whether no request is being received or served, except for the beginning of a head or the rest of a request
+        that was answered."""
+        last, transport = self.last, self.transport
+        is_answered = last is None or last.response_complete
+        return is_answered and (transport.is_closing() or not self._rejected) and not transport.get_write_buffer_size()
 
     @property
-    def is_slow(self) -> bool:
-        """Whether a request has been incomplete for a while, and no earlier one is being served."""
-        return (
-            self._receiving
-            and not (self.pipeline or self._rejected or self.transport.is_closing())
-            and self._loop.time() - self._deadlines.waiting_since_s > SLOW_REQUEST_S
-        )
+    def is_incomplete(self) -> bool:
+        """Whether the rest of a request is missing, no response to it has begun, and no earlier one is served."""
+        last, is_ending = self.last, self._rejected or self.transport.is_closing()
+        return self._receiving and not (self.pipeline or is_ending or last is None or last.started)
 
-    def _close_longest_waiting(self) -> bool:
-        """Close the connection, of the owner with the most for its weight and not less than this client's, that has
-        waited longest for the head of a request, or else for the rest of one. Returns whether there is one among the
-        first `MAX_COMPARED`."""
-        part = self._edge.client_connections.part
-        least, compared = part(self._owner), cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED))
-        waiting = [
-            ((held, other.waits_for_head, -other._deadlines.waiting_since_s), other)
-            for other in compared
-            if other is not self and (other.waits_for_head or other.is_slow) and (held := part(other._owner)) >= least
-        ]
+    def _take_place(self, owner: str, weight: float) -> RouterError | None:
+        """Count the connection among those of this owner. Returns why it may not have a place."""
+        places = self._edge.client_connections
+        if self._owner is not None:  # a proxy's, which now sends a request of another owner
+            places.give_back(self._owner, 1)
+        elif not (places.has_room(owner, weight, 1) or self._displace(owner, weight)):
+            return places.refusal(owner, weight)
+        self._edge.newcomers.remove(self._drop)
+        places.add(owner, weight, 1)
+        self._owner = owner
+        return None
+
+    def _displace(self, owner: str, weight: float) -> bool:
+        """Take a place from the owner with the most for its weight, and not less than this one: that of the connection
+        that has waited longest for the head of a request, or else for the rest of one. An owner with not more than this
+        one has some time for the rest. Returns whether there is one among the first `MAX_COMPARED`."""
+        places, slow_s, waiting = self._edge.client_connections, self._loop.time() - SLOW_REQUEST_S, []
+        for other in cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED)):
+            of, is_idle, since_s = other._owner, other.waits_for_head, other._deadlines.waiting_since_s
+            is_slow = is_idle or since_s < slow_s
+            if of is None or not (is_idle or other.is_incomplete):
+                continue
+            if places.must_yield(of, owner, weight, 1, is_slow=is_slow):
+                waiting.append(((places.part(of), is_idle, -since_s), other))
         if waiting:
-            max(waiting, key=itemgetter(0))[1].transport.close()
+            max(waiting, key=itemgetter(0))[1]._lose_place()
         return bool(waiting)
+
+    def _lose_place(self) -> None:
+        """Leave its place to another connection: end, after an error response to a request that is incomplete."""
+        owner, last, places = self._owner, self.last, self._edge.client_connections
+        assert owner is not None
+        refusal = places.refusal(owner, last.received.tenant.weight if last is not None else 1.0)
+        places.give_back(owner, 1)
+        self._owner = None
+        if self.waits_for_head:
+            self.transport.abort()
+        else:
+            self._edge.newcomers.add(self._drop, self._network)
+            self._reject_client(refusal)
+
+    def _drop(self) -> bool:
+        """End a connection that has no place. Returns False if bytes of a first request wait to be read."""
+        transport, is_ending = self.transport, self._rejected or self.transport.is_closing()
+        if not (self.last or is_ending) and has_unread(transport.get_extra_info("socket").fileno()):
+            return False
+        transport.abort()  # `close` would wait for the client, where TLS is used
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._rejected:
@@ -240,7 +273,9 @@ class EdgeProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
-        self._edge.client_connections.give_back(self._owner, 1)
+        self._edge.newcomers.remove(self._drop)
+        if self._owner is not None:
+            self._edge.client_connections.give_back(self._owner, 1)
         self.connection.resume_writing()
         self._deadlines.end()
         if self._serving is not None:
@@ -343,20 +378,20 @@ class EdgeProtocol(asyncio.Protocol):
         return bool(methods) or received.refusal is not None
 
     def _refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why the request is refused; None if it is not. Sets its peer, tenant and owner."""
+        """Why the request is refused; None if it is not, and then its connection has a place. Sets its peer, tenant
+        and owner."""
         received.owner = self._network
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
             received.owner = client_network(received.peer, self._proxies)
         received.is_next = self.last is None or self.last.response_complete
         refused = self.app.refusal(received, methods)
-        if refused is not None or not needs_key(received, methods):
-            return refused
-        if received.owner != self._owner:
-            self._edge.client_connections.give_back(self._owner, 1)
-            self._owner = received.owner
-            self._edge.client_connections.add(self._owner, received.tenant.weight, 1)
-        return self._edge.tenant_refusal(received) if methods and received.is_next else None
+        if refused is None and methods and received.is_next:
+            refused = self._edge.tenant_refusal(received)
+        owner = received.owner
+        if refused is None and owner != self._owner and (self._owner is None or needs_key(received, methods)):
+            refused = self._take_place(owner, received.tenant.weight)
+        return refused
 
     def _open(self, exchange: Exchange) -> None:
         before, self.last = self.last, exchange
