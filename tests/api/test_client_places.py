@@ -30,7 +30,7 @@ HEAD_S = 0.001
 """From a connection to its first head."""
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
 UPLOAD = HEAD + b"content-length: 9\r\n\r\n{"
-"""Of a client without a key; the rest of the body never comes."""
+"""A client without a key sends it, and never the rest of the body."""
 
 
 class Wire(asyncio.Transport):
@@ -79,7 +79,7 @@ class Wire(asyncio.Transport):
 
     @property
     def status(self) -> int:
-        """Of the first response; 0 before it."""
+        """That of the first response, 0 before it."""
         return int(self.written[9:12] or 0)
 
 
@@ -197,7 +197,7 @@ def test_without_keys_the_address_stands_for_the_tenant() -> None:
 
 
 def test_whoever_needs_its_share_gets_it_from_incomplete_requests() -> None:
-    """Of the client with more than its share, the longest first. They are told why, and get nothing more."""
+    """The client with more than its share loses them, the longest first. It gets an answer, and no more places."""
 
     async def story() -> None:
         with Network() as network:
@@ -275,7 +275,7 @@ def test_a_request_refused_by_its_head_takes_no_place() -> None:
             other.abort()
             wire.abort()
             await pause()
-            assert not network.placed and not network.open and not network.edge.newcomers._networks
+            assert not network.placed and not network.open and not network.edge.newcomers.networks
 
     run_virtually(story())
 

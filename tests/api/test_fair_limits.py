@@ -128,7 +128,7 @@ async def test_connections_of_one_client_leave_some_for_others() -> None:
     """However long its requests take."""
     edge = Edge(stays_or_echo, replace_limits(max_connections=8))
     async with clients(edge) as to:
-        for _ in range(8):  # beside the one that waits, which has no place
+        for _ in range(8):  # in addition to the one that waits, which has no place
             await to.send(post(HELD, EVIL))
         await until(lambda: len(edge.seen) == 8)
         for _ in range(3):

@@ -114,7 +114,7 @@ async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections
         url, trusting = f"https://localhost:{port}", ssl.create_default_context(cafile=files.ca)
         await until_live(url, trusting)
         with ExitStack() as silent:
-            clients = [silent.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+            clients = [silent.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(120)]
             assert await is_live(url, trusting)
             for client in clients[:40]:
                 client.settimeout(5)

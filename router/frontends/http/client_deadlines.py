@@ -143,28 +143,23 @@ class Newcomers:
     more, the network with the most loses the one that came first, when what it had sent has been read."""
 
     free_places: Callable[[], int]
-    _networks: dict[Callable[[], bool], str] = field(default_factory=dict)
+    networks: dict[Callable[[], bool], str] = field(default_factory=dict)
+    """By the function that ends a connection and returns True, or returns False to be called again."""
 
     def add(self, drop: Callable[[], bool], network: str) -> None:
-        """`drop` ends the connection and returns True, or returns False to be called again."""
-        self._networks[drop] = network
+        self.networks[drop] = network
         if self._are_too_many():
             asyncio.get_running_loop().call_later(RECHECK_S, self._drop_first)
 
-    def remove(self, drop: Callable[[], bool]) -> None:
-        """Idempotent."""
-        self._networks.pop(drop, None)
-
     def _are_too_many(self) -> bool:
-        return len(self._networks) > max(self.free_places(), MIN_NEWCOMERS)
+        return len(self.networks) > max(self.free_places(), MIN_NEWCOMERS)
 
     def _drop_first(self) -> None:
-        if not self._are_too_many():
-            return
-        compared = dict(islice(self._networks.items(), MAX_COMPARED))
-        counts = Counter(compared.values())
-        first = max(compared, key=lambda one: counts[compared[one]])
-        if first():
-            self.remove(first)
-        else:
-            self.add(first, compared[first])
+        if self._are_too_many():
+            compared = dict(islice(self.networks.items(), MAX_COMPARED))
+            counts = Counter(compared.values())
+            first = max(compared, key=lambda one: counts[compared[one]])
+            if first():
+                self.networks.pop(first, None)
+            else:
+                self.add(first, compared[first])

@@ -100,16 +100,12 @@ class EdgeProtocol(asyncio.Protocol):
         self._network = client_network(self._host, self._proxies)
         self._deadlines = ClientDeadlines(self._loop, transport, self._limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
-        edge.newcomers.add(self._drop, self._network)
-
-    # --- places among the connections ---
+        edge.newcomers.add(self._leave, self._network)
 
     @property
     def waits_for_head(self) -> bool:
-        """Whether no request is being received or served, except for the beginning of a head or the rest of a request
-        that was answered."""
-        last, transport = self.last, self.transport
-        is_answered = last is None or last.response_complete
+        """Whether no request is being received or served, except for the beginning of a head, and no response sent."""
+        transport, is_answered = self.transport, self.last is None or self.last.response_complete
         return is_answered and (transport.is_closing() or not self._rejected) and not transport.get_write_buffer_size()
 
     @property
@@ -119,50 +115,49 @@ class EdgeProtocol(asyncio.Protocol):
         return self._receiving and not (self.pipeline or is_ending or last is None or last.started)
 
     def _take_place(self, owner: str, weight: float) -> RouterError | None:
-        """Count the connection among those of this owner. Returns why it may not have a place."""
+        """Count it among those of this owner. Returns why it may not have a place; a proxy's, used by others, has one."""
         places = self._edge.client_connections
-        if self._owner is not None:  # a proxy's, which now sends a request of another owner
-            places.give_back(self._owner, 1)
-        elif not (places.has_room(owner, weight, 1) or self._displace(owner, weight)):
+        if self._owner is None and not (places.has_room(owner, weight, 1) or self._displace(owner, weight)):
             return places.refusal(owner, weight)
-        self._edge.newcomers.remove(self._drop)
+        self._give_back_place()
+        self._edge.newcomers.networks.pop(self._leave, None)
         places.add(owner, weight, 1)
         self._owner = owner
         return None
 
     def _displace(self, owner: str, weight: float) -> bool:
-        """Take a place from the owner with the most for its weight, and not less than this one: that of the connection
-        that has waited longest for the head of a request, or else for the rest of one. An owner with not more than this
-        one has some time for the rest. Returns whether there is one among the first `MAX_COMPARED`."""
+        """Take the place of the connection, of the owner with the most for its weight, that has waited longest for the
+        head of a request, or else for the rest. Returns whether there is one among the first `MAX_COMPARED`."""
         places, slow_s, waiting = self._edge.client_connections, self._loop.time() - SLOW_REQUEST_S, []
         for other in cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED)):
             of, is_idle, since_s = other._owner, other.waits_for_head, other._deadlines.waiting_since_s
-            is_slow = is_idle or since_s < slow_s
             if of is None or not (is_idle or other.is_incomplete):
                 continue
-            if places.must_yield(of, owner, weight, 1, is_slow=is_slow):
+            if places.must_yield(of, owner, weight, 1, is_slow=is_idle or since_s < slow_s):
                 waiting.append(((places.part(of), is_idle, -since_s), other))
         if waiting:
             max(waiting, key=itemgetter(0))[1]._lose_place()
         return bool(waiting)
 
     def _lose_place(self) -> None:
-        """Leave its place to another connection: end, after an error response to a request that is incomplete."""
-        owner, last, places = self._owner, self.last, self._edge.client_connections
-        assert owner is not None
-        refusal = places.refusal(owner, last.received.tenant.weight if last is not None else 1.0)
-        places.give_back(owner, 1)
-        self._owner = None
-        if self.waits_for_head:
+        """End for another connection, after an error response to a request that is incomplete."""
+        last, owner = self.last, self._owner or ""
+        self._give_back_place()
+        if last is None or self.waits_for_head:
             self.transport.abort()
         else:
-            self._edge.newcomers.add(self._drop, self._network)
-            self._reject_client(refusal)
+            self._reject_client(self._edge.client_connections.refusal(owner, last.received.tenant.weight))
 
-    def _drop(self) -> bool:
-        """End a connection that has no place. Returns False if bytes of a first request wait to be read."""
-        transport, is_ending = self.transport, self._rejected or self.transport.is_closing()
-        if not (self.last or is_ending) and has_unread(transport.get_extra_info("socket").fileno()):
+    def _give_back_place(self) -> None:
+        if self._owner is not None:
+            self._edge.client_connections.give_back(self._owner, 1)
+            self._edge.newcomers.add(self._leave, self._network)
+            self._owner = None
+
+    def _leave(self) -> bool:
+        """End without a place. Returns False if bytes of a first request wait to be read."""
+        transport, has_begun = self.transport, self.last is not None or self._rejected
+        if not (has_begun or transport.is_closing()) and has_unread(transport.get_extra_info("socket").fileno()):
             return False
         transport.abort()  # `close` would wait for the client, where TLS is used
         return True
@@ -248,6 +243,8 @@ class EdgeProtocol(asyncio.Protocol):
             self._serving.take_turn()
         self._drop_served()
         self._set_deadline()
+        if self.last is not None and self.last.response_complete:  # its client is still sending
+            self._give_back_place()
 
     def _drop_served(self) -> None:
         """Free the last request, if it is complete and so is its response: an idle connection keeps none."""
@@ -273,9 +270,8 @@ class EdgeProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
-        self._edge.newcomers.remove(self._drop)
-        if self._owner is not None:
-            self._edge.client_connections.give_back(self._owner, 1)
+        self._give_back_place()
+        self._edge.newcomers.networks.pop(self._leave, None)
         self.connection.resume_writing()
         self._deadlines.end()
         if self._serving is not None:
@@ -388,10 +384,8 @@ class EdgeProtocol(asyncio.Protocol):
         refused = self.app.refusal(received, methods)
         if refused is None and methods and received.is_next:
             refused = self._edge.tenant_refusal(received)
-        owner = received.owner
-        if refused is None and owner != self._owner and (self._owner is None or needs_key(received, methods)):
-            refused = self._take_place(owner, received.tenant.weight)
-        return refused
+        is_others = received.owner != self._owner and (self._owner is None or needs_key(received, methods))
+        return self._take_place(received.owner, received.tenant.weight) if refused is None and is_others else refused
 
     def _open(self, exchange: Exchange) -> None:
         before, self.last = self.last, exchange

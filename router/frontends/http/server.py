@@ -78,13 +78,10 @@ class TlsListener:
                     RETRY_S, self._loop.add_reader, self._sock.fileno(), self._accept_waiting
                 )
                 return
-            self._begin(accepted, network_of(host_in(address)))
-
-    def _begin(self, accepted: socket.socket, client: str) -> None:
-        accepted.setblocking(False)
-        handshake = self._loop.create_task(self._shake_hands(accepted))
-        self._handshakes.add(handshake.cancel, client)
-        handshake.add_done_callback(lambda ended: self._handshakes.remove(ended.cancel))
+            accepted.setblocking(False)
+            handshake = self._loop.create_task(self._shake_hands(accepted))
+            self._handshakes.add(handshake.cancel, network_of(host_in(address)))
+            handshake.add_done_callback(lambda ended: self._handshakes.networks.pop(ended.cancel, None))
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         with suppress(OSError):  # the client sent no TLS, refused the certificate, disconnected or was late
