@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.admission.quotas import Quota
+from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
+from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.http.app import App
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
+from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.request.context import RequestContext
 from tests.api.test_fair_limits import CHAT, chat, gate_of
@@ -86,14 +90,20 @@ class Wire(asyncio.Transport):
 class Network:
     """Clients' connections to one router with `PLACES` connections."""
 
-    def __init__(self, gate: AdmissionGate | None = None, **limits: int) -> None:
+    def __init__(self, gate: AdmissionGate | None = None, edge: HttpEdge | None = None, **limits: int) -> None:
         self.uses_tls = False
         self.quiet, self.other = socket.socketpair()
         """The socket that all connections seem to have. Whether bytes wait there to be read is asked."""
         self.on_end: Callable[[Wire], object] = lambda _: None
-        core = CoreOfPods([])
-        self.edge = make_edge(core=core, limits=Limits(max_connections=PLACES, **limits), forward=self._serve)
-        app = App(self.edge, FastAPI(), gate or AdmissionGate())
+        limited = Limits(max_connections=PLACES, **limits)
+        self.edge = edge or make_edge(core=CoreOfPods([]), limits=limited, forward=self._serve)
+        own = FastAPI(openapi_url=None)
+
+        @own.get("/admin/pods")
+        async def pods() -> str:
+            return "pods"
+
+        app = App(self.edge, own, gate or AdmissionGate())
         self._config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
         self._config.load()
         self._state = ServerState()
@@ -215,6 +225,23 @@ def test_whoever_needs_its_share_gets_it_from_incomplete_requests() -> None:
             await pause()
             assert again.status == 429 and b"retry-after:" in again.written and b"share_exceeded" in again.written
             assert not any(wire.ended for wire in good)
+
+    run_virtually(story())
+
+
+def test_probes_that_never_end_keep_no_operator_out(tmp_path: Path) -> None:
+    """They need no token, and come from the same address."""
+    (tmp_path / "token").write_text("secret")
+    token = BearerFile(str(tmp_path / "token"), "admin.bearer_file")
+
+    async def story() -> None:
+        with Network(edge=AdminEdge(Limits(max_connections=PLACES), "0.0.0.0", token)) as network:
+            keep_open(network, 80, b"GET /livez HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{")
+            await pause()
+            for _ in range(30):
+                assert await network.is_answered(
+                    b"GET /admin/pods HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret\r\n\r\n"
+                )
 
     run_virtually(story())
 
