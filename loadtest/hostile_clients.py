@@ -372,10 +372,11 @@ async def held_connections(attacker: Attacker) -> str:
 
     async def hold() -> None:
         while True:
-            async with attacker.connected() as peer:
-                await peer.send(request(chat())[: 1 - len(chat())])
-                while await peer.reader.read(4096):
-                    pass
+            with suppress(OSError):
+                async with attacker.connected() as peer:
+                    await peer.send(request(chat())[: 1 - len(chat())])
+                    while await peer.reader.read(4096):
+                        pass
             await asyncio.sleep(PACE_S / 4)
 
     with suppress(TimeoutError):

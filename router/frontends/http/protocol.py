@@ -104,7 +104,7 @@ class EdgeProtocol(asyncio.Protocol):
 
     @property
     def waits_for_head(self) -> bool:
-        """Whether no request is being received or served, except for the beginning of a head, and no response sent."""
+        """Whether no request is being received or served, except for the start of a head, and no response sent."""
         transport, is_answered = self.transport, self.last is None or self.last.response_complete
         return is_answered and (transport.is_closing() or not self._rejected) and not transport.get_write_buffer_size()
 
@@ -115,7 +115,7 @@ class EdgeProtocol(asyncio.Protocol):
         return self._receiving and not (self.pipeline or is_ending or last is None or last.started)
 
     def _take_place(self, owner: str, weight: float) -> RouterError | None:
-        """Count it among those of this owner. Returns why it may not have a place; a proxy's, used by others, has one."""
+        """Count it among those of this owner. Returns why there is no place. A connection that has one keeps it."""
         places = self._edge.client_connections
         if self._owner is None and not (places.has_room(owner, weight, 1) or self._displace(owner, weight)):
             return places.refusal(owner, weight)
@@ -130,9 +130,9 @@ class EdgeProtocol(asyncio.Protocol):
         head of a request, or else for the rest. Returns whether there is one among the first `MAX_COMPARED`."""
         places, slow_s, waiting = self._edge.client_connections, self._loop.time() - SLOW_REQUEST_S, []
         for other in cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED)):
-            of, is_idle, since_s = other._owner, other.waits_for_head, other._deadlines.waiting_since_s
-            if of is None or not (is_idle or other.is_incomplete):
+            if (of := other._owner) is None or not ((is_idle := other.waits_for_head) or other.is_incomplete):
                 continue
+            since_s = other._deadlines.waiting_since_s
             if places.must_yield(of, owner, weight, 1, is_slow=is_idle or since_s < slow_s):
                 waiting.append(((places.part(of), is_idle, -since_s), other))
         if waiting:
