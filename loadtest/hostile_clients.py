@@ -367,6 +367,25 @@ async def held_bodies(attacker: Attacker) -> str:
         return await peer.status()
 
 
+async def held_connections(attacker: Attacker) -> str:
+    """Four hundred requests that stop after one byte of the body; each is sent again when the router closes it."""
+
+    async def hold() -> None:
+        while True:
+            with suppress(OSError):
+                async with attacker.connected() as peer:
+                    await peer.send(request(chat())[: 1 - len(chat())])
+                    while await peer.reader.read(4096):
+                        pass
+            await asyncio.sleep(PACE_S / 4)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(RESPONSE_S), asyncio.TaskGroup() as group:
+            for _ in range(400):
+                group.create_task(hold())
+    return "held"
+
+
 async def nested_tools(attacker: Attacker) -> str:
     """Tools nested deeply, and with thousands of parameters."""
     nested = b'{"a":' * attacker.chance.choice((30, 300, 900))
@@ -460,6 +479,7 @@ KINDS: Mapping[str, AttackKind] = {
 
 TENANT_KINDS: Mapping[str, AttackKind] = {
     "held bodies": AttackKind(held_bodies, 4, 32),
+    "held connections": AttackKind(held_connections, 0.2, 1),
     "nested tools": AttackKind(nested_tools, 2, 4),
     "many large bodies": AttackKind(many_large_bodies, 0.2, 1),
     "unread prompts": AttackKind(unread_prompts, 0.5, 2),

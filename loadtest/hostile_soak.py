@@ -71,7 +71,7 @@ JUDGED_MINUTES = 30
 """A shorter run does not judge memory: its last three quarters have too few phases."""
 LIMITS = {"request_timeout_s": 10, "write_timeout_s": 10, "first_byte_timeout_s": 20}
 """So that slow clients end within their phase."""
-SHARED_LIMITS = {**LIMITS, "max_held_bytes": 64 * 2**20, "max_in_flight": 512}
+SHARED_LIMITS = {**LIMITS, "max_held_bytes": 64 * 2**20, "max_in_flight": 512, "max_connections": 512}
 """Two hundred good requests are in flight at most, with a megabyte."""
 GOOD_KEY, EVIL_KEY = "good", "evil"
 

@@ -85,6 +85,12 @@ class FairBound:
         holding = self._holdings.get(owner)
         return holding.amount / holding.weight if holding is not None and owner else 0.0
 
+    def must_yield(self, other: str, owner: str, weight: float, amount: int, *, is_slow: bool) -> bool:
+        """Whether another owner loses what it does not use yet for this one's amount: if it then still has more for its
+        weight; what is slow, already if it has not less now."""
+        held, least = self.part(other), self.part(owner)
+        return held >= least if is_slow else bool(owner) and held > least + amount / weight
+
     @property
     def is_shared(self) -> bool:
         """Whether several owners hold some of it."""

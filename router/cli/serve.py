@@ -27,8 +27,8 @@ log = structlog.get_logger()
 
 STARTUP_FAILURE = 3
 """Exit code, as uvicorn's, when the server cannot start."""
-SPARE_FILES = 200
-"""Open files that a router needs for probes and events of pods, Redis, policies and TLS handshakes."""
+SPARE_FILES = 320
+"""Open files that a router needs for probes and events of pods, Redis, policies, new connections, TLS handshakes."""
 SWITCH_INTERVAL_S = 0.0001
 """Longest time that a computing thread, such as one that reads policies, blocks the event loop. Python's default of
 5 ms is too long for requests."""

@@ -112,8 +112,8 @@ class Limits(Strict):
     max_connections: PositiveInt = 16_384
     """Client connections, shared as `max_in_flight` is. Each needs one open file, and a second one while a request is
     served: at most 4/9 of the process's limit. The admin listener has at most 128.
-    Beyond that a new connection replaces one that waits for a request, or else one whose request has been incomplete
-    for 5 s, of the client that has the most, else it gets 503."""
+    Counts those of which a request was admitted. Beyond that one more replaces an idle or incomplete one of the client
+    with the most, else its request gets 503. Others use the places that are free, and 64 more."""
     max_in_flight: PositiveInt = 8_192
     """Requests being served; further ones get 503 with Retry-After. One tenant alone, or one address without `tenants`,
     may have all. When 7/8 are used, those with more than their share get no more: 429 with Retry-After. For others, 1/8

@@ -153,3 +153,23 @@ def test_clients_behind_a_proxy_that_hides_them_have_no_share_together() -> None
     assert taken(bound, "known", 3) == 3
     bound.give_back("", 20)
     assert bound.take("", 1.0, 1)
+
+
+def test_whoever_has_more_for_its_weight_yields_at_once() -> None:
+    """Others yield what is slow, unless they have less. Unknown ones, who have no share, get only what is slow."""
+    bound = bound_of(64)
+    for owner, weight, amount in (("a", 1.0, 10), ("b", 4.0, 36), ("c", 1.0, 2), ("", 1.0, 5)):
+        assert taken(bound, owner, amount, weight) == amount
+
+    def yields(owner: str, weight: float, *, is_slow: bool) -> set[str]:
+        return {one for one in ("a", "b", "c", "") if bound.must_yield(one, owner, weight, 1, is_slow=is_slow)}
+
+    for owner, weight, at_once, slow in (
+        ("c", 1.0, {"a", "b"}, {"a", "b", "c"}),
+        ("b", 4.0, {"a"}, {"a", "b"}),
+        ("a", 1.0, set(), {"a"}),
+        ("", 1.0, set(), {"a", "b", "c", ""}),
+        ("new", 1.0, {"a", "b", "c"}, {"a", "b", "c", ""}),
+    ):
+        assert yields(owner, weight, is_slow=False) == at_once
+        assert yields(owner, weight, is_slow=True) == slow

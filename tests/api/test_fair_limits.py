@@ -20,8 +20,9 @@ from router.admission.tenant import Tenant
 from router.config.schema import Limits
 from router.errors import Saturated, ShareExceeded
 from router.frontends.http import exchange
+from router.frontends.http.client_deadlines import MIN_NEWCOMERS, Newcomers
 from router.frontends.http.exchange import BodyMemory, Exchange
-from router.frontends.http.server import MIN_HANDSHAKES, TlsListener
+from router.frontends.http.server import TlsListener
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import (
@@ -120,44 +121,25 @@ async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch)
         assert edge.body_memory.bound.part("10.0.0.1") == 4 * (MAX_BYTES - 1)
 
 
-# --- connections ---
+# --- connections; what ends when all are in use: tests/api/test_client_places.py ---
 
 
 async def test_connections_of_one_client_leave_some_for_others() -> None:
     """However long its requests take."""
     edge = Edge(stays_or_echo, replace_limits(max_connections=8))
     async with clients(edge) as to:
-        for _ in range(7):  # and the one that waits
+        for _ in range(8):  # in addition to the one that waits, which has no place
             await to.send(post(HELD, EVIL))
-        await until(lambda: len(edge.seen) == 7)
+        await until(lambda: len(edge.seen) == 8)
         for _ in range(3):
             reader, writer = await to.send(post(b"a", GOOD))
             assert (await read_answer(reader))[1] == b"a"
             writer.close()
-            await until(lambda: edge.client_connections.used == 7)
-        for count in (8, 9):
-            await to.send(post(HELD, GOOD))
-            await until(lambda count=count: edge.client_connections.part("10.0.0.2") == count - 7)
+            await until(lambda: edge.client_connections.used == 8)
+        await to.send(post(HELD, GOOD))
+        await until(lambda: edge.client_connections.part("10.0.0.2") == 1)
         assert edge.client_connections.used == 9
     await until(lambda: edge.client_connections.used == 0)
-
-
-async def test_slow_requests_of_one_client_close_no_idle_connection_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all connections are in use, those of the client with the most are closed first."""
-    monkeypatch.setattr("router.frontends.http.protocol.SLOW_REQUEST_S", 0.0)
-    edge = Edge(echo, replace_limits(max_connections=4))
-    async with clients(edge) as to:
-        good, good_writer = await to.send(post(b"a", GOOD))
-        assert (await read_answer(good))[1] == b"a"
-        evil = []
-        for number in range(4):
-            evil.append(await to.send(post(b"never", EVIL)[:-1]))
-            await until(lambda number=number: edge.heads == number + 2)
-        await until(lambda: any(reader.at_eof() for reader, _ in evil))
-        assert (await to.answer(post(b"b", GOOD)))[1] == b"b"
-        good_writer.write(post(b"c", GOOD))
-        assert (await read_answer(good))[1] == b"c"
-        await until(lambda: sum(reader.at_eof() for reader, _ in evil) >= 3)
 
 
 # --- requests in flight ---
@@ -244,7 +226,7 @@ async def test_a_request_is_concurrent_from_its_head_on() -> None:
 async def test_handshakes_of_one_client_end_none_of_another() -> None:
     """Where no connection is left, few handshakes are possible at a time."""
     sock = socket.create_server(("127.0.0.1", 0))
-    listener = TlsListener(sock, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), asyncio.Protocol, lambda: 0)
+    listener = TlsListener(sock, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), asyncio.Protocol, Newcomers(lambda: 0))
     listener.open(100)
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:
         stack.callback(sock.close)
@@ -256,6 +238,6 @@ async def test_handshakes_of_one_client_end_none_of_another() -> None:
             return reader
 
         good = await connect("127.0.0.2")
-        evil = [await connect("127.0.0.1") for _ in range(4 * MIN_HANDSHAKES)]
-        await until(lambda: sum(reader.at_eof() for reader in evil) == len(evil) - MIN_HANDSHAKES + 1)
+        evil = [await connect("127.0.0.1") for _ in range(4 * MIN_NEWCOMERS)]
+        await until(lambda: sum(reader.at_eof() for reader in evil) == len(evil) - MIN_NEWCOMERS + 1)
         assert not good.at_eof()

@@ -25,6 +25,7 @@ from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http.app import App
+from router.frontends.http.client_deadlines import Newcomers
 from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
@@ -59,7 +60,10 @@ class Edge:
 
     def __post_init__(self) -> None:
         self.response_turns = FairTurns()
-        self.client_connections = FairBound(self.limits.max_connections, "connections", "limits.max_connections")
+        self.client_connections = places = FairBound(
+            self.limits.max_connections, "connections", "limits.max_connections"
+        )
+        self.newcomers = Newcomers(lambda: places.limit - places.used)
 
     def methods(self, path: str) -> frozenset[str]:
         return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
@@ -860,30 +864,34 @@ async def test_a_connection_beyond_the_limit_is_refused(first: bytes) -> None:
         while not any(protocol.last for protocol in edge.connections):
             await asyncio.sleep(0)
         other, other_writer = await asyncio.open_connection(*writer.get_extra_info("peername"))
-        assert await other.read() == b"HTTP/1.1 999 Saturated\r\n\r\n"
+        other_writer.write(post(b"b"))
+        assert (await read_answer(other))[1] == b"refused"
+        assert isinstance(edge.seen[-1].refusal, Saturated)
         other_writer.close()
         may_end.set()
         writer.write(post(b"a")[len(first) :])
         assert (await read_answer(reader))[1] == b"a"
 
 
-@pytest.mark.parametrize("begun", [b"", post(b"a"), b"POST /v1/x HTTP/1.1\r\nhost:"])
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/x HTTP/1.1\r\nhost:"])
 async def test_beyond_the_limit_the_connection_that_waits_longest_is_closed(begun: bytes) -> None:
-    """One that sends no request, or no complete head, for example of an attacker who holds all connections."""
+    """One that waits for the next request."""
     edge = Edge(echo, replace_limits(max_connections=2))
     async with connected(edge) as (reader, writer):
         address = writer.get_extra_info("peername")
+        writer.write(post(b"a"))
+        await read_answer(reader)
         writer.write(begun)
-        if begun == post(b"a"):
-            await read_answer(reader)
         second, second_writer = await asyncio.open_connection(*address)
         second_writer.write(post(b"b"))
         assert (await read_answer(second))[1] == b"b"
         third, third_writer = await asyncio.open_connection(*address)
+        third_writer.write(post(b"c"))
+        assert (await read_answer(third))[1] == b"c"
         assert await reader.read() == b""
         for each, its_writer in ((third, third_writer), (second, second_writer)):
-            its_writer.write(post(b"c"))
-            assert (await read_answer(each))[1] == b"c"
+            its_writer.write(post(b"d"))
+            assert (await read_answer(each))[1] == b"d"
             its_writer.close()
 
 
@@ -909,7 +917,7 @@ async def test_beyond_the_limit_a_slow_request_is_closed(monkeypatch: pytest.Mon
         third, third_writer = await asyncio.open_connection(*address)
         third_writer.write(post(b"b"))
         assert (await read_answer(third))[1] == b"b"
-        assert await slow.read() == b""
+        assert (await read_answer(slow))[1] == b"refused" and await slow.read() == b""
         may_end.set()
         assert (await read_answer(served))[1] == b"wait"
         for each in (slow_writer, third_writer):

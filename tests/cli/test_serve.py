@@ -82,7 +82,7 @@ async def test_idle_clients_leave_open_files_for_the_router(tmp_path: Path) -> N
 
 def test_each_connection_may_need_a_second_open_file() -> None:
     """Some files are left for pods, Redis and policies."""
-    assert connections_allowed(10_000) == 4_355
+    assert connections_allowed(10_000) == 4_302
     assert connections_allowed(64) > 0
     assert connections_allowed(resource.RLIM_INFINITY) > 2**32
 

@@ -57,6 +57,7 @@ class AdminEdge(HttpEdge):
             check_local(headers, received.peer, self._host)
         elif received.path != PAGE_PATH:
             check_token(headers, self._bearer)
+            received.owner = "operators"  # they share no connections with others of their network
         if not is_followed_link(received, headers):
             check_origin(headers)
         if received.method not in _READS:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import select
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 
 from router.config.schema import Limits
+from router.frontends.http.exchange import MAX_COMPARED
 
 RECHECK_S = 0.005
 """Time for the event loop to read bytes that already arrived."""
@@ -128,3 +131,35 @@ def has_unread(*sockets: int) -> bool:
     for fd in sockets:
         poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+MIN_NEWCOMERS = 64
+"""Connections, and TLS handshakes, that are possible while all places are taken."""
+
+
+@dataclass(slots=True, eq=False)
+class Newcomers:
+    """Connections, or TLS handshakes. There may be as many as there are `free_places`, and always a few. If there are
+    more, the network with the most loses the one that came first, when what it had sent has been read."""
+
+    free_places: Callable[[], int]
+    networks: dict[Callable[[], bool], str] = field(default_factory=dict)
+    """By the function that ends a connection and returns True, or returns False to be called again."""
+
+    def add(self, drop: Callable[[], bool], network: str) -> None:
+        self.networks[drop] = network
+        if self._are_too_many():
+            asyncio.get_running_loop().call_later(RECHECK_S, self._drop_first)
+
+    def _are_too_many(self) -> bool:
+        return len(self.networks) > max(self.free_places(), MIN_NEWCOMERS)
+
+    def _drop_first(self) -> None:
+        if self._are_too_many():
+            compared = dict(islice(self.networks.items(), MAX_COMPARED))
+            counts = Counter(compared.values())
+            first = max(compared, key=lambda one: counts[compared[one]])
+            if first():
+                self.networks.pop(first, None)
+            else:
+                self.add(first, compared[first])

@@ -123,18 +123,20 @@ class BodyMemory:
     def _takes_from_slow(self, holder: BodyHolder, size_bytes: int) -> bool:
         received = holder.received
         for _ in range(MAX_DROPPED):
-            if not self._drop_slowest(holder, holder.arrived_s):
+            if not self._drop_slowest(holder, size_bytes):
                 return False
             if self.bound.take(received.owner, received.tenant.weight, size_bytes):
                 return True
         return False
 
-    def _drop_slowest(self, holder: BodyHolder, now_s: float) -> bool:
-        part, least = self.bound.part, self.bound.part(holder.received.owner)
+    def _drop_slowest(self, holder: BodyHolder, size_bytes: int) -> bool:
+        now_s, part, must_yield = holder.arrived_s, self.bound.part, self.bound.must_yield
+        taker = holder.received.owner, holder.received.tenant.weight, size_bytes
         slow = [
             other
             for other, began_s in islice(self.arriving.items(), MAX_COMPARED)
-            if now_s - began_s > SLOW_REQUEST_S and other is not holder and part(other.received.owner) >= least
+            if other is not holder
+            and must_yield(other.received.owner, *taker, is_slow=now_s - began_s > SLOW_REQUEST_S)
         ]
         if not slow:
             return False

@@ -13,6 +13,7 @@ from router.admission.fair_bound import FairBound
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, RouterError, status_of
 from router.frontends.fair_turns import FairTurns
+from router.frontends.http.client_deadlines import Newcomers
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import STATUS_LINES, BodyMemory, ReceivedRequest
 from router.frontends.http.relay import Downstream
@@ -52,7 +53,8 @@ class HttpEdge:
         """The methods of a path whose requests become an `Exchange`; empty for other paths."""
         self.body_memory = BodyMemory(limits.max_held_bytes)
         self.response_turns = FairTurns()
-        self.client_connections = FairBound(limits.max_connections, "connections", "limits.max_connections")
+        self.client_connections = places = FairBound(limits.max_connections, "connections", "limits.max_connections")
+        self.newcomers = Newcomers(lambda: places.limit - places.used)
         self.cors: CorsPolicy | None = None
         self.websocket_paths: frozenset[str] = frozenset()
 

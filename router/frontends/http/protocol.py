@@ -19,7 +19,7 @@ from uvicorn.server import ServerState
 from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError
 from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
-from router.frontends.http.client_deadlines import ClientDeadlines
+from router.frontends.http.client_deadlines import ClientDeadlines, has_unread
 from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import (
     MAX_COMPARED,
@@ -84,8 +84,9 @@ class EdgeProtocol(asyncio.Protocol):
         """Whether further bytes of this client are ignored."""
         self._host = ""
         """Address of the client, or of a proxy; empty for a Unix socket."""
-        self._owner = self._network = ""
-        """Whose share of the connections it uses; at first, and for requests without a key, that of its network."""
+        self._network = ""
+        self._owner: str | None = None
+        """Whose share of the connections it uses; None until a request is admitted: it is one of the newcomers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport = cast(asyncio.Transport, transport)
@@ -96,43 +97,70 @@ class EdgeProtocol(asyncio.Protocol):
         self.connection = ClientConnection(
             transport, self._state.tasks, self._loop, self._on_response_complete, edge.body_memory, edge.response_turns
         )
-        self._owner = self._network = client_network(self._host, self._proxies)
-        limits, open_connections = self._limits, self._edge.client_connections
-        self._deadlines = ClientDeadlines(self._loop, transport, limits, self._keep_alive_s, self._too_late)
+        self._network = client_network(self._host, self._proxies)
+        self._deadlines = ClientDeadlines(self._loop, transport, self._limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
-        is_refused = not (open_connections.has_room(self._owner, 1.0, 1) or self._close_longest_waiting())
-        open_connections.add(self._owner, 1.0, 1)
-        if is_refused:
-            self._reject_client(open_connections.refusal(self._owner, 1.0))
+        edge.newcomers.add(self._leave, self._network)
 
     @property
     def waits_for_head(self) -> bool:
-        """Whether no request is being received or served, except for the beginning of a head."""
-        return self.last is None and not self._rejected and not self.transport.is_closing()
+        """Whether no request is being received or served, except for the start of a head, and no response sent."""
+        transport, is_answered = self.transport, self.last is None or self.last.response_complete
+        return is_answered and (transport.is_closing() or not self._rejected) and not transport.get_write_buffer_size()
 
     @property
-    def is_slow(self) -> bool:
-        """Whether a request has been incomplete for a while, and no earlier one is being served."""
-        return (
-            self._receiving
-            and not (self.pipeline or self._rejected or self.transport.is_closing())
-            and self._loop.time() - self._deadlines.waiting_since_s > SLOW_REQUEST_S
-        )
+    def is_incomplete(self) -> bool:
+        """Whether the rest of a request is missing, no response to it has begun, and no earlier one is served."""
+        last, is_ending = self.last, self._rejected or self.transport.is_closing()
+        return self._receiving and not (self.pipeline or is_ending or last is None or last.started)
 
-    def _close_longest_waiting(self) -> bool:
-        """Close the connection, of the owner with the most for its weight and not less than this client's, that has
-        waited longest for the head of a request, or else for the rest of one. Returns whether there is one among the
-        first `MAX_COMPARED`."""
-        part = self._edge.client_connections.part
-        least, compared = part(self._owner), cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED))
-        waiting = [
-            ((held, other.waits_for_head, -other._deadlines.waiting_since_s), other)
-            for other in compared
-            if other is not self and (other.waits_for_head or other.is_slow) and (held := part(other._owner)) >= least
-        ]
+    def _take_place(self, owner: str, weight: float) -> RouterError | None:
+        """Count it among those of this owner. Returns why there is no place. A connection that has one keeps it."""
+        places = self._edge.client_connections
+        if self._owner is None and not (places.has_room(owner, weight, 1) or self._displace(owner, weight)):
+            return places.refusal(owner, weight)
+        self._give_back_place()
+        self._edge.newcomers.networks.pop(self._leave, None)
+        places.add(owner, weight, 1)
+        self._owner = owner
+        return None
+
+    def _displace(self, owner: str, weight: float) -> bool:
+        """Take the place of the connection, of the owner with the most for its weight, that has waited longest for the
+        head of a request, or else for the rest. Returns whether there is one among the first `MAX_COMPARED`."""
+        places, slow_s, waiting = self._edge.client_connections, self._loop.time() - SLOW_REQUEST_S, []
+        for other in cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED)):
+            if (of := other._owner) is None or not ((is_idle := other.waits_for_head) or other.is_incomplete):
+                continue
+            since_s = other._deadlines.waiting_since_s
+            if places.must_yield(of, owner, weight, 1, is_slow=is_idle or since_s < slow_s):
+                waiting.append(((places.part(of), is_idle, -since_s), other))
         if waiting:
-            max(waiting, key=itemgetter(0))[1].transport.close()
+            max(waiting, key=itemgetter(0))[1]._lose_place()
         return bool(waiting)
+
+    def _lose_place(self) -> None:
+        """End for another connection, after an error response to a request that is incomplete."""
+        last, owner = self.last, self._owner or ""
+        self._give_back_place()
+        if last is None or self.waits_for_head:
+            self.transport.abort()
+        else:
+            self._reject_client(self._edge.client_connections.refusal(owner, last.received.tenant.weight))
+
+    def _give_back_place(self) -> None:
+        if self._owner is not None:
+            self._edge.client_connections.give_back(self._owner, 1)
+            self._edge.newcomers.add(self._leave, self._network)
+            self._owner = None
+
+    def _leave(self) -> bool:
+        """End without a place. Returns False if bytes of a first request wait to be read."""
+        transport, has_begun = self.transport, self.last is not None or self._rejected
+        if not (has_begun or transport.is_closing()) and has_unread(transport.get_extra_info("socket").fileno()):
+            return False
+        transport.abort()  # `close` would wait for the client, where TLS is used
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._rejected:
@@ -215,6 +243,8 @@ class EdgeProtocol(asyncio.Protocol):
             self._serving.take_turn()
         self._drop_served()
         self._set_deadline()
+        if self.last is not None and self.last.response_complete:  # its client is still sending
+            self._give_back_place()
 
     def _drop_served(self) -> None:
         """Free the last request, if it is complete and so is its response: an idle connection keeps none."""
@@ -240,7 +270,8 @@ class EdgeProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
-        self._edge.client_connections.give_back(self._owner, 1)
+        self._give_back_place()
+        self._edge.newcomers.networks.pop(self._leave, None)
         self.connection.resume_writing()
         self._deadlines.end()
         if self._serving is not None:
@@ -343,20 +374,18 @@ class EdgeProtocol(asyncio.Protocol):
         return bool(methods) or received.refusal is not None
 
     def _refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why the request is refused; None if it is not. Sets its peer, tenant and owner."""
+        """Why the request is refused; None if it is not, and then its connection has a place. Sets its peer, tenant
+        and owner."""
         received.owner = self._network
         if b"x-forwarded-for" in received.named:
             received.peer = forwarded_for(self._host, received.headers, self._proxies)
             received.owner = client_network(received.peer, self._proxies)
         received.is_next = self.last is None or self.last.response_complete
         refused = self.app.refusal(received, methods)
-        if refused is not None or not needs_key(received, methods):
-            return refused
-        if received.owner != self._owner:
-            self._edge.client_connections.give_back(self._owner, 1)
-            self._owner = received.owner
-            self._edge.client_connections.add(self._owner, received.tenant.weight, 1)
-        return self._edge.tenant_refusal(received) if methods and received.is_next else None
+        if refused is None and methods and received.is_next:
+            refused = self._edge.tenant_refusal(received)
+        is_others = received.owner != self._owner and (self._owner is None or needs_key(received, methods))
+        return self._take_place(received.owner, received.tenant.weight) if refused is None and is_others else refused
 
     def _open(self, exchange: Exchange) -> None:
         before, self.last = self.last, exchange

@@ -13,12 +13,10 @@ import signal
 import socket
 import ssl
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from types import FrameType
 from typing import cast
 
@@ -27,14 +25,11 @@ import uvicorn
 
 from router.frontends.http.app import App
 from router.frontends.http.client_address import host_in, network_of
-from router.frontends.http.client_deadlines import has_unread
-from router.frontends.http.exchange import MAX_COMPARED
+from router.frontends.http.client_deadlines import Newcomers, has_unread
 from router.frontends.http.listen_sockets import address_of
 from router.frontends.http.protocol import EdgeProtocol
 
 HANDSHAKE_TIMEOUT_S = 10.0
-MIN_HANDSHAKES = 16
-"""Handshakes that are possible at a time while all connections are in use."""
 ACCEPTED_AT_ONCE = 4
 """Connections that are accepted in one turn of the event loop."""
 RETRY_S = 0.1
@@ -44,14 +39,12 @@ RETRY_S = 0.1
 @dataclass(slots=True, eq=False)
 class TlsListener:
     """Serves `protocol` on a listening socket, like an `asyncio.Server`, which bounds no handshakes: clients that never
-    finish one would take all open files. If more handshakes than `free_connections` are
-    in progress, the client with the most of them loses its first one."""
+    finish one would take all open files."""
 
     _sock: socket.socket
     _context: ssl.SSLContext
     _protocol: Callable[[], asyncio.Protocol]
-    _free_connections: Callable[[], int]
-    _handshakes: dict[asyncio.Task[None], str] = field(default_factory=dict)
+    _handshakes: Newcomers
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _retry: asyncio.TimerHandle | None = None
 
@@ -85,19 +78,10 @@ class TlsListener:
                     RETRY_S, self._loop.add_reader, self._sock.fileno(), self._accept_waiting
                 )
                 return
-            self._begin(accepted, network_of(host_in(address)))
-
-    def _begin(self, accepted: socket.socket, client: str) -> None:
-        accepted.setblocking(False)
-        handshake = self._loop.create_task(self._shake_hands(accepted))
-        self._handshakes[handshake] = client
-        handshake.add_done_callback(lambda ended: self._handshakes.pop(ended, None))
-        if len(self._handshakes) > max(self._free_connections(), MIN_HANDSHAKES):
-            compared = dict(islice(self._handshakes.items(), MAX_COMPARED))
-            counts = Counter(compared.values())
-            dropped = max(compared, key=lambda one: counts[compared[one]])
-            del self._handshakes[dropped]
-            dropped.cancel()
+            accepted.setblocking(False)
+            handshake = self._loop.create_task(self._shake_hands(accepted))
+            self._handshakes.add(handshake.cancel, network_of(host_in(address)))
+            handshake.add_done_callback(lambda ended: self._handshakes.networks.pop(ended.cancel, None))
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
         with suppress(OSError):  # the client sent no TLS, refused the certificate, disconnected or was late
@@ -123,7 +107,8 @@ class _TlsCapableServer(uvicorn.Server):
         config, state = self.config, self.server_state
         protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
         limits = cast(App, config.app).edge.limits
-        listener = TlsListener(sock, context, protocol, lambda: limits.max_connections - len(state.connections))
+        handshakes = Newcomers(lambda: limits.max_connections - len(state.connections))
+        listener = TlsListener(sock, context, protocol, handshakes)
         listener.open(config.backlog)
         return listener
 
