@@ -93,6 +93,52 @@ async def test_other_origins_get_no_cors_headers(edge: Edge, origin: bytes) -> N
         assert answer[b"status"] == [b"405"]
 
 
+async def posted(client: Chain, *headers: bytes) -> bytes:
+    """The status of a POST to a pod, with these headers."""
+    lines = b"".join(b"%b\r\n" % header for header in headers)
+    client.writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n%b\r\n{}" % lines)
+    return (await client.answer())[0].split()[1]
+
+
+FOREIGN = b"origin: https://evil.example.com"
+TEXT = b"content-type: text/plain;charset=UTF-8"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (FOREIGN, TEXT),
+        (FOREIGN, b"content-type: Application/x-www-form-urlencoded"),
+        (FOREIGN, b"content-type: multipart/form-data; boundary=x"),
+        (FOREIGN,),
+        (b"origin: null", TEXT),
+        (b"origin: http://h", b"sec-fetch-site: same-site", TEXT),
+    ],
+)
+async def test_a_page_of_another_origin_cannot_post_what_browsers_send_without_asking(headers: tuple[bytes]) -> None:
+    """It cannot read the answer, but the request would be computed; without keys, anybody's browser could be used."""
+    async with chain(ALLOWED) as client:
+        assert await posted(client, *headers) == b"403"
+        assert not client.pod.requests
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (b"content-type: application/x-www-form-urlencoded",),  # curl -d
+        (),
+        (FOREIGN, b"content-type: application/json"),  # a browser has asked first, and was not allowed
+        (b"origin: " + PAGE, TEXT),
+        (b"origin: http://H", TEXT),
+        (b"origin: https://behind.a.proxy", b"sec-fetch-site: same-origin", TEXT),
+    ],
+)
+async def test_other_posts_are_served_whatever_their_content_type(headers: tuple[bytes]) -> None:
+    """Programs, pages that are allowed, and the router's own origin."""
+    async with chain(ALLOWED) as client:
+        assert await posted(client, *headers) in (b"200", b"400")  # an added path gets no forms
+
+
 async def test_a_star_allows_all_origins() -> None:
     async with chain(Edge(cors_origins=("*",))) as client:
         for origin in (PAGE, b"null"):

@@ -54,6 +54,7 @@ class Edge:
     cors: None = None
     own_bodies: bool = False
     websocket_paths: frozenset[str] = frozenset()
+    lingering: dict[Any, None] = field(default_factory=dict)
     heads: int = 0
     """Heads of requests that it has looked at."""
 
@@ -70,6 +71,9 @@ class Edge:
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
     def tenant_refusal(self, _received: ReceivedRequest) -> None:
+        pass
+
+    async def make_plain(self, _client: Exchange) -> None:
         pass
 
     def abandoned(self, received: ReceivedRequest) -> None:
