@@ -160,7 +160,7 @@ class EdgeProtocol(asyncio.Protocol):
         if self._boundary_seen and not self._rejected:
             self._boundary_seen = False
             self._set_deadline()
-        if self._unread_bytes > self._limits.max_header_bytes:
+        if self._unread_bytes > self._limits.max_header_bytes and not self._rejected:
             self._reject_client(headers_too_large(self._limits))
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
