@@ -10,6 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.edge_schema import Edge
+from router.config.schema import Limits
+from router.errors import AccessDenied
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.http_edge import HttpEdge
 from router.request import tracker
 from tests.api.edge_to_pod import Chain, chain
 
@@ -125,7 +129,7 @@ async def test_a_page_of_another_origin_cannot_post_what_browsers_send_without_a
 @pytest.mark.parametrize(
     "headers",
     [
-        (b"content-type: application/x-www-form-urlencoded",),  # curl -d
+        (TEXT,),
         (),
         (FOREIGN, b"content-type: application/json"),  # a browser has asked first, and was not allowed
         (b"origin: " + PAGE, TEXT),
@@ -136,7 +140,15 @@ async def test_a_page_of_another_origin_cannot_post_what_browsers_send_without_a
 async def test_other_posts_are_served_whatever_their_content_type(headers: tuple[bytes]) -> None:
     """Programs, pages that are allowed, and the router's own origin."""
     async with chain(ALLOWED) as client:
-        assert await posted(client, *headers) in (b"200", b"400")  # an added path gets no forms
+        assert await posted(client, *headers) == b"200"
+
+
+def test_every_listener_refuses_what_a_page_of_another_origin_posts() -> None:
+    """Also that of `warmroute publish`, which has no keys. Forms of programs pass, which send no origin."""
+    form = {b"content-type": b"application/x-www-form-urlencoded"}
+    for sent, refused in (({b"origin": b"https://evil.example.com"}, AccessDenied), ({}, type(None))):
+        received = ReceivedRequest("POST", "/revision", b"/revision", [], form | sent, "::1")
+        assert type(HttpEdge(Limits()).refusal(received, frozenset())) is refused
 
 
 async def test_a_star_allows_all_origins() -> None:
