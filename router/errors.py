@@ -5,12 +5,15 @@ Each class has its HTTP status; `request/error_responses.py` makes responses of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import ClassVar
 
 INTERNAL = "internal_error"
 """Code of an error that is not a `RouterError`."""
+_CHALLENGE = (b"www-authenticate", b"Bearer")
+_NO_RETRY = (b"x-should-retry", b"false")
+"""The SDKs of OpenAI and Anthropic then do not send the request again by themselves."""
 
 
 def shortened(text: str, max_characters: int) -> str:
@@ -30,6 +33,8 @@ class RouterError(Exception):
     without_pods: ClassVar[str] = ""
     """The message for clients that may not know pods; "" if no message of this class names one."""
     retry_after_s: float | None = None
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    """What RFC 9110 15.5 demands of a response with its status, and `x-should-retry`."""
 
 
 class ClientError(RouterError):
@@ -56,12 +61,14 @@ class NotAuthenticated(ClientError):
     """The bearer token of the admin listener is missing or wrong."""
 
     code, http_status, openai_type = "invalid_bearer_token", 401, "authentication_error"
+    headers = (_CHALLENGE,)
 
 
 class InvalidKey(ClientError):
     """The API key is missing, unknown or expired."""
 
     code, http_status = "invalid_api_key", 401
+    headers = (_CHALLENGE,)
 
 
 class UnknownSigningKey(ClientError):
@@ -69,6 +76,7 @@ class UnknownSigningKey(ClientError):
 
     code, http_status = "unknown_signing_key", 401
     retry_after_s = 1.0
+    headers = (_CHALLENGE, (b"x-should-retry", b"true"))  # SDKs do not send a request again after 401 by themselves
 
 
 class AccessDenied(ClientError):
@@ -94,7 +102,7 @@ class QuotaExceeded(ClientError):
         super().__init__(message)
         self.is_tokens = is_tokens
         self.retry_after_s = retry_after_s
-        self.headers = headers
+        self.headers = headers if retry_after_s is not None else (*headers, _NO_RETRY)
 
 
 class ShareExceeded(ClientError):
@@ -110,6 +118,12 @@ class ShareExceeded(ClientError):
 
 class UnsupportedContentType(ClientError):
     code, http_status = "unsupported_content_type", 415
+    headers = ((b"accept", b"application/json"),)
+
+
+class UnsupportedEncoding(ClientError):
+    code, http_status = "unsupported_content_encoding", 415
+    headers = ((b"accept-encoding", b"gzip, zstd"),)
 
 
 class BodyTooLarge(ClientError):
@@ -139,7 +153,13 @@ class UnknownResponse(ClientError):
 
 
 class MethodNotAllowed(ClientError):
+    """`allowed`: the methods of the path."""
+
     code, http_status = "method_not_allowed", 405
+
+    def __init__(self, message: str, allowed: Iterable[str]) -> None:
+        super().__init__(message)
+        self.headers = ((b"allow", ", ".join(sorted(allowed)).encode()),)
 
 
 class FleetError(RouterError):
@@ -246,7 +266,10 @@ class UsageRefused(UpstreamError):
 
 
 class UpstreamTimeout(UpstreamError):
+    """A pod has worked on the request for as long as it may; a request that is sent again is computed again."""
+
     code, http_status = "upstream_timeout", 504
+    headers = (_NO_RETRY,)
     without_pods = "The pod did not respond in time."
 
 

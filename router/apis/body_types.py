@@ -18,7 +18,7 @@ Number: TypeAlias = msgspec.Raw | msgspec.UnsetType
 class SamplingFields(msgspec.Struct, kw_only=True):
     """Fields that all generating endpoints have. Bodies with a wrong type here are refused."""
 
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     n: Number = msgspec.UNSET
@@ -66,7 +66,7 @@ class MessagesBody(msgspec.Struct, kw_only=True):
     """The fields of an Anthropic request that the router needs. What only a conversion reads stays undecoded: engines
     differ in what they accept."""
 
-    model: str
+    model: str | None = None
     messages: list[msgspec.Raw]
     stream: bool | None = None
     max_tokens: Number = msgspec.UNSET

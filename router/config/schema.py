@@ -123,7 +123,7 @@ class Limits(Strict):
     and read, shared as `max_in_flight` is. When it is used up, responses pass as they come, and bodies that have been
     incomplete for 5 s are dropped for others, those of the client with the most bytes first."""
     request_timeout_s: PositiveFloat = 60.0
-    """From the first byte of a request to its last."""
+    """From the first byte of a request to its last; it begins again with each MiB of the body."""
     write_timeout_s: PositiveFloat = 60.0
     """A client that reads nothing for this long is disconnected."""
     slow_read_timeout_s: PositiveFloat = 600.0

@@ -45,9 +45,10 @@ PROXY_CLAIMS = frozenset(
 )
 """What a proxy says of a request. Any client can say it, and some frameworks act on it."""
 
-# Recomputed for the upstream request. accept-encoding is dropped because a compressed stream cannot be observed, and a
-# compressor delays it.
+# Recomputed for the upstream request. accept-encoding, because a compressed stream cannot be observed, and a compressor
+# delays it; content-encoding, because bodies are unpacked.
 REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
+REWRITTEN |= {b"content-encoding"}
 REWRITTEN |= {b"sec-websocket-extensions"}  # the tokens of compressed messages could not be counted
 
 

@@ -15,8 +15,8 @@ from router.errors import (
     ClientError,
     HeadersTooLarge,
     QuotaExceeded,
+    RequestTimeout,
     RouterError,
-    UnknownSigningKey,
     code_of,
     shortened,
     status_of,
@@ -30,14 +30,8 @@ MAX_MESSAGE_CHARACTERS = 1000
 def error_headers(error: BaseException, body: bytes) -> HeaderList:
     """Also when to send the request again, for the SDKs of OpenAI and Anthropic, which try again by themselves."""
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if status_of(error) == 401:
-        headers.append((b"www-authenticate", b"Bearer"))  # RFC 9110 15.5.2
-    if isinstance(error, UnknownSigningKey):
-        headers.append((b"x-should-retry", b"true"))  # the SDKs do not try again after 401 by themselves
-    if isinstance(error, QuotaExceeded):
+    if isinstance(error, RouterError):
         headers += error.headers
-        if error.retry_after_s is None:
-            headers.append((b"x-should-retry", b"false"))
     if isinstance(error, RouterError) and (after_s := error.retry_after_s) is not None:
         headers += (b"retry-after", b"%d" % ceil(after_s)), (b"retry-after-ms", b"%d" % ceil(after_s * 1000))
     return headers
@@ -79,3 +73,8 @@ def headers_too_large(limits: Limits) -> HeadersTooLarge:
 
 def too_many_headers(limits: Limits) -> HeadersTooLarge:
     return HeadersTooLarge(f"The request has more than {limits.max_headers} headers (limits.max_headers).")
+
+
+def late_request(limits: Limits) -> RequestTimeout:
+    why = f"in {limits.request_timeout_s:g} s (limits.request_timeout_s)"
+    return RequestTimeout(f"The request is incomplete: neither its end nor another MiB of its body came {why}.")

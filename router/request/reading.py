@@ -62,6 +62,9 @@ class RequestReader:
         else:
             parsed = parse_body(endpoint, body, max_messages=self._max_messages)
         base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
+        if parsed and not parsed.model:
+            parsed.model = adapter or base
+            body = with_field(body, "model", parsed.model)
         if not self._trusts_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
             body = without_engine_fields(body)
         given_salt = getattr(parsed, "cache_salt", None)
@@ -119,11 +122,11 @@ class RequestReader:
         return [model for model in served if tenant.may_use(model, "")]
 
     def _only_model(self, tenant: Tenant) -> str:
-        """The model of a request that names none: the only one that the tenant may use."""
+        """The model of a request that names none: the only one that the tenant may use; "" without any."""
         usable = self._usable(tenant)
-        if len(usable) != 1:
+        if len(usable) > 1:
             raise MalformedRequest("Set `model` in a JSON body or a form: several models are served.", param="model")
-        return usable[0]
+        return usable[0] if usable else ""
 
 
 def _name(named: Mapping[bytes, bytes], header: bytes) -> str:

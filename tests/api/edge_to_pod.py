@@ -37,7 +37,7 @@ from tests.policy.scenes import make_pod
 from tests.request.cores import CoreOfPods
 
 DEADLINE_S = 20.0
-ADDED_BY_THE_ROUTER = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for"}
+ADDED_BY_THE_ROUTER = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"accept-encoding"}
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class RecordingPod:
 
     def __init__(self) -> None:
         self.requests: list[AtPod] = []
+        self.records_all = False
+        """Whether it also records the headers that the router adds."""
         self.answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -82,7 +84,7 @@ class RecordingPod:
         headers = [(bytes(name), bytes(value)) for name, value in head.headers]
         names = [name for name, _ in headers]
         assert {name: names.count(name) for name in ADDED_BY_THE_ROUTER} == dict.fromkeys(ADDED_BY_THE_ROUTER, 1)
-        others = [header for header in headers if header[0] not in ADDED_BY_THE_ROUTER]
+        others = [header for header in headers if self.records_all or header[0] not in ADDED_BY_THE_ROUTER]
         self.requests.append(AtPod(body, others, bytes(head.target), bytes(head.method)))
 
 

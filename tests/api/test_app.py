@@ -56,6 +56,13 @@ def router() -> PublicEndpoints:
     return PublicEndpoints()
 
 
+async def test_a_405_names_the_methods_of_the_path(router: PublicEndpoints) -> None:
+    """RFC 9110 15.5.6. HEAD is GET without a body."""
+    for path in ("/livez", "/v1/models", "/v1/models/m"):
+        answer = await router.call("DELETE", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
 async def test_a_running_router_is_alive(router: PublicEndpoints) -> None:
     answer = await router.call("GET", "/livez")
     assert (answer.status_code, answer.json()) == (200, {"status": "alive"})

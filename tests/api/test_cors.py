@@ -10,6 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.edge_schema import Edge
+from router.config.schema import Limits
+from router.errors import AccessDenied
+from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.http_edge import HttpEdge
 from router.request import tracker
 from tests.api.edge_to_pod import Chain, chain
 
@@ -91,6 +95,60 @@ async def test_other_origins_get_no_cors_headers(edge: Edge, origin: bytes) -> N
             answer = await call(client, method, path, origin, PREFLIGHT)
             assert not cors_of(answer) and b"vary" not in answer
         assert answer[b"status"] == [b"405"]
+
+
+async def posted(client: Chain, *headers: bytes) -> bytes:
+    """The status of a POST to a pod, with these headers."""
+    lines = b"".join(b"%b\r\n" % header for header in headers)
+    client.writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n%b\r\n{}" % lines)
+    return (await client.answer())[0].split()[1]
+
+
+FOREIGN = b"origin: https://evil.example.com"
+TEXT = b"content-type: text/plain;charset=UTF-8"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (FOREIGN, TEXT),
+        (FOREIGN, b"content-type: Application/x-www-form-urlencoded"),
+        (FOREIGN, b"content-type: multipart/form-data; boundary=x"),
+        (FOREIGN,),
+        (b"origin: null", TEXT),
+        (b"origin: http://h", b"sec-fetch-site: same-site", TEXT),
+    ],
+)
+async def test_a_page_of_another_origin_cannot_post_what_browsers_send_without_asking(headers: tuple[bytes]) -> None:
+    """It cannot read the answer, but the request would be computed; without keys, anybody's browser could be used."""
+    async with chain(ALLOWED) as client:
+        assert await posted(client, *headers) == b"403"
+        assert not client.pod.requests
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (TEXT,),
+        (),
+        (FOREIGN, b"content-type: application/json"),  # a browser has asked first, and was not allowed
+        (b"origin: " + PAGE, TEXT),
+        (b"origin: http://H", TEXT),
+        (b"origin: https://behind.a.proxy", b"sec-fetch-site: same-origin", TEXT),
+    ],
+)
+async def test_other_posts_are_served_whatever_their_content_type(headers: tuple[bytes]) -> None:
+    """Programs, pages that are allowed, and the router's own origin."""
+    async with chain(ALLOWED) as client:
+        assert await posted(client, *headers) == b"200"
+
+
+def test_every_listener_refuses_what_a_page_of_another_origin_posts() -> None:
+    """Also that of `warmroute publish`, which has no keys. Forms of programs pass, which send no origin."""
+    form = {b"content-type": b"application/x-www-form-urlencoded"}
+    for sent, refused in (({b"origin": b"https://evil.example.com"}, AccessDenied), ({}, type(None))):
+        received = ReceivedRequest("POST", "/revision", b"/revision", [], form | sent, "::1")
+        assert type(HttpEdge(Limits()).refusal(received, frozenset())) is refused
 
 
 async def test_a_star_allows_all_origins() -> None:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from typing import Any, cast
 
@@ -26,7 +28,7 @@ from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, Reque
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http.app import App
 from router.frontends.http.client_deadlines import Newcomers
-from router.frontends.http.exchange import BodyMemory, Exchange, ReceivedRequest
+from router.frontends.http.exchange import PROGRESS_BYTES, BodyMemory, Exchange, ReceivedRequest
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import HeaderList
@@ -74,6 +76,9 @@ class Edge:
         return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
 
     def tenant_refusal(self, _received: ReceivedRequest) -> None:
+        pass
+
+    async def make_plain(self, _client: Exchange) -> None:
         pass
 
     def abandoned(self, received: ReceivedRequest) -> None:
@@ -484,6 +489,100 @@ async def test_a_response_header_with_a_line_break_is_refused(value: bytes) -> N
 # --- rejected clients ---
 
 
+LARGE = b"x" * 4 * 1024 * 1024
+"""More than the buffers of two sockets."""
+
+
+def upload(first: bytes, body: bytes = LARGE) -> bytes:
+    """A request with this first line and headers, and a body of this size."""
+    return first + b"host: h\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (upload(b"POST /v1/x HTTP/1.1\r\n"), b"413"),
+        (upload(b"POST /v1/x HTTP/1.1\r\nconnection: close\r\n"), b"413"),
+        (upload(b"POST /v1/x HTTP/1.0\r\n"), b"413"),
+        (upload(b"POST /own HTTP/1.0\r\n"), b"413"),
+        (upload(b"POST /v1/x HTTP/1.1\r\nx: y z\0\r\n"), b"999"),
+        (b"POST /v1/x HTTP/1.1\r\nx: " + LARGE, b"999"),
+        (b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\nno size" + LARGE, b"413"),
+    ],
+    ids=["413", "closing", "HTTP/1.0", "application", "no header", "431", "no chunk"],
+)
+async def test_a_client_that_sends_its_whole_upload_reads_why_it_is_refused(sent: bytes, status: bytes) -> None:
+    """A connection that is closed with unread bytes is reset, and the client loses what it has not read."""
+    edge = Edge(echo)
+    async with connected(edge) as (reader, writer):
+        for start in range(0, len(sent), 65536):
+            writer.write(sent[start : start + 65536])
+            await writer.drain()
+        assert (await reader.readuntil(b"\r\n")).split()[1] == status
+        writer.write_eof()
+        await reader.read()
+    assert not edge.newcomers.networks and not edge.body_memory.bytes
+
+
+async def test_a_refused_upload_is_dropped_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the connection is closed, whether the client reads or not."""
+    monkeypatch.setattr("router.frontends.http.protocol.DROPPED_BYTES", 100_000)
+    async with connected(Edge(echo)) as (reader, writer):
+        writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+                await writer.drain()
+                await asyncio.sleep(0)
+
+
+async def test_only_some_clients_may_go_on_sending_after_their_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that does so for the longest time is disconnected; others end their bodies and stay."""
+    monkeypatch.setattr("router.frontends.http.client_deadlines.MIN_NEWCOMERS", 1)
+    edge = Edge(echo, limits=replace_limits(max_body_bytes=2))
+    edge.newcomers = Newcomers(lambda: 0)
+    head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n3\r\nxxx\r\n"
+    async with connected(edge) as (reader, writer), connected(edge) as (other_reader, other):
+        writer.write(head)
+        assert (await read_answer(reader))[1] == b"refused"
+        other.write(head)
+        assert (await read_answer(other_reader))[1] == b"refused"
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        other.write(b"0\r\n\r\n" + post(b"b"))
+        assert (await read_answer(other_reader))[1] == b"b"
+
+
+async def test_a_client_has_the_whole_timeout_for_each_mebibyte_of_a_body() -> None:
+    """A large upload over a slow line is not cut while it makes progress."""
+    edge = Edge(echo, replace_limits(max_body_bytes=4 * PROGRESS_BYTES), body_memory=BodyMemory(4 * PROGRESS_BYTES))
+    async with connected(edge) as (_, writer):
+        head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n"
+        writer.write(head % (3 * PROGRESS_BYTES))
+        began: list[float] = []
+        for sent_bytes in (PROGRESS_BYTES - 1, 1, PROGRESS_BYTES - 1, 1):
+            held_bytes = edge.body_memory.bytes + sent_bytes
+            writer.write(b"x" * sent_bytes)
+            while edge.body_memory.bytes < held_bytes:
+                await asyncio.sleep(0)
+            (protocol,) = edge.connections
+            began.append(protocol._deadlines.waiting_since_s)
+        begin, first, before_second, second = began
+        assert begin < first == before_second < second
+
+
+@pytest.mark.parametrize("path", [b"/v1/x", b"/own"])
+async def test_each_response_has_one_date(path: bytes) -> None:
+    """RFC 9110 6.6.1. That of a pod stays; else it is the router's."""
+    edge = Edge(whole(b"", headers=[(b"date", b"the pod's"), (b"content-length", b"0")]))
+    async with connected(edge) as (reader, writer):
+        writer.write(post(b"", path=path))
+        head = await reader.readuntil(b"\r\n\r\n")
+        (date,) = [line for line in head.split(b"\r\n") if line.startswith(b"date: ")]
+        age_s = time.time() - parsedate_to_datetime(date[6:].decode()).timestamp() if path == b"/own" else 0
+        assert (date == b"date: the pod's") == (path == b"/v1/x") and -1 < age_s < DEADLINE_S
+
+
 @pytest.mark.parametrize(
     ("sent", "error"),
     [
@@ -498,8 +597,7 @@ async def test_invalid_or_too_large_headers_are_refused(sent: bytes, error: str)
     """And the connection is closed."""
     async with connected(Edge(echo)) as (reader, writer):
         writer.write(sent)
-        with contextlib.suppress(ConnectionError):  # unread bytes reset the connection
-            assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
+        assert await reader.read() == b"HTTP/1.1 999 %b\r\n\r\n" % error.encode()
 
 
 async def test_the_largest_number_of_headers_is_accepted() -> None:

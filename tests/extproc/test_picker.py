@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import json
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -166,6 +169,25 @@ async def test_a_buffered_request_is_answered_with_its_body(picker: Pick) -> Non
         assert response.WhichOneof("response") == "request_body"
         assert response.request_body.response.body_mutation.WhichOneof("mutation") is None
         assert response.dynamic_metadata.fields
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lambda body: body.replace(b'"model":', b'"not_model":')])
+async def test_a_gateway_that_buffers_gets_the_body_that_pods_can_read(
+    picker: Pick, pack: Callable[[bytes], bytes]
+) -> None:
+    """Unpacked, and with the model that it does not name."""
+    body, is_packed = chat(), pack is gzip.compress
+    async with picker() as picking:
+        stream = picking.stream()
+        await stream.head(modes=(BUFFERED, NONE), headers={"content-encoding": "gzip"} if is_packed else {})
+        await stream.receive()
+        await stream.send(request_body={"body": pack(body), "end_of_stream": True})
+        common = (await stream.receive()).request_body.response
+        sent = common.body_mutation.body
+        assert json.loads(sent)["model"] == json.loads(body)["model"]
+        headers = {one.header.key: one.header.raw_value for one in common.header_mutation.set_headers}
+        assert headers[b"content-length"] == b"%d" % len(sent) and (sent == body) == is_packed
+        assert (b"content-encoding" in common.header_mutation.remove_headers) == is_packed
 
 
 async def test_trailers_after_a_buffered_body_do_not_hold_the_request(picker: Pick) -> None:

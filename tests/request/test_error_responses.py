@@ -44,6 +44,7 @@ ERRORS = set(subclasses(RouterError)) - {ConfigError}
         (errors.RequestTimeout, 408),
         (errors.BodyTooLarge, 413),
         (errors.UnsupportedContentType, 415),
+        (errors.UnsupportedEncoding, 415),
         (errors.QuotaExceeded, 429),
         (errors.ShareExceeded, 429),
         (errors.HeadersTooLarge, 431),
@@ -52,6 +53,44 @@ ERRORS = set(subclasses(RouterError)) - {ConfigError}
 )
 def test_clients_are_told_by_the_status(error: type[RouterError], status: int) -> None:
     assert error.http_status == status
+
+
+DEMANDED: dict[int, set[bytes]] = {
+    401: {b"www-authenticate"},  # 15.5.2
+    405: {b"allow"},  # 15.5.6
+    415: {b"accept", b"accept-encoding"},  # 15.5.16: one of them
+    503: {b"retry-after"},  # 15.6.4
+}
+"""What RFC 9110 demands, or recommends, of a response with this status. 408 closes the connection (`test_protocol`)."""
+
+
+def instance(error: type[RouterError]) -> RouterError:
+    """One with what its class requires."""
+    if issubclass(error, errors.ShareExceeded | errors.Overloaded):
+        return error("x", 1.0)
+    return error("x", {"POST", "GET"}) if issubclass(error, errors.MethodNotAllowed) else error("x")
+
+
+@pytest.mark.parametrize("error", sorted(ERRORS, key=str))
+def test_each_error_has_the_headers_that_its_status_demands(error: type[RouterError]) -> None:
+    """And no header twice."""
+    headers = error_headers(instance(error), b"{}")
+    names = [name for name, _ in headers]
+    assert len(set(names)) == len(names)
+    demanded = DEMANDED.get(error.http_status, set())
+    assert not demanded or len(demanded & set(names)) == 1
+    assert dict(headers).get(b"allow", b"GET, POST") == b"GET, POST"
+    assert error is not errors.UnsupportedEncoding or dict(headers)[b"accept-encoding"] == b"gzip, zstd"
+
+
+def test_sdks_send_a_request_again_only_where_that_may_help() -> None:
+    """A timed-out answer would be computed again to time out again; a queue empties."""
+    obeyed = {error: dict(error_headers(instance(error), b"{}")).get(b"x-should-retry") for error in ERRORS}
+    assert {error for error, value in obeyed.items() if value == b"false"} == {
+        errors.UpstreamTimeout,
+        errors.QuotaExceeded,  # without a time after which it would fit
+    }
+    assert {error for error, value in obeyed.items() if value == b"true"} == {errors.UnknownSigningKey}
 
 
 def test_no_error_of_a_request_is_answered_as_an_unexpected_one() -> None:

@@ -87,12 +87,6 @@ def test_each_generation_flag_alone_is_valid(flags: dict[str, bool]) -> None:
     assert prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, chat(**flags))).items() >= flags.items()
 
 
-def test_a_missing_model_is_reported() -> None:
-    """The most common mistake."""
-    with pytest.raises(MalformedRequest, match="`model`"):
-        parse_body(Endpoint.COMPLETIONS, b'{"prompt": "hi"}')
-
-
 def test_numbers_and_booleans_are_parsed_as_leniently_as_by_engines() -> None:
     """No body is refused that a pod would accept."""
     lenient = parse_body(Endpoint.CHAT, chat(max_tokens="16", temperature="0.5", stream="true", n=2.0, seed=2**70))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.admission.tenant import OPEN_TENANT
+from router.admission.tenant import OPEN_TENANT, Tenant
 from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.endpoints import endpoint_of
@@ -234,3 +234,42 @@ def test_a_request_without_a_model_goes_to_the_only_one() -> None:
     with pytest.raises(MalformedRequest) as caught:
         read(make_reader(POD, OTHER_POD), {"x": 1})
     assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT["messages"]}),
+        ("/v1/completions", {"prompt": "p"}),
+        ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 1}),
+        ("/v1/responses", {"input": "p"}),
+        ("/tokenize", {"prompt": "p"}),
+    ],
+)
+@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
+def test_the_only_model_is_written_into_a_body_without_one(
+    path: str, fields: dict[str, Any], given: dict[str, Any]
+) -> None:
+    """TensorRT-LLM and vLLM's Messages require it. A body that names its model is not copied."""
+    request = read(make_reader(), {**given, **fields}, path)
+    assert (request.model, json.loads(request.body)) == ("m", {**fields, "model": "m"})
+    named = json.dumps({"model": "m", **fields}).encode()
+    assert read(make_reader(), named, path).body is named
+    with pytest.raises(MalformedRequest, match="several models") as caught:
+        read(make_reader(POD, OTHER_POD), {**given, **fields}, path)
+    assert caught.value.param == "model"
+
+
+def test_the_salt_of_a_tenant_follows_a_model_that_was_written_into_the_body() -> None:
+    """The order in which the reader changes a body."""
+    tenant, body = Tenant(name="t", salt="s"), json.dumps({"messages": CHAT["messages"]}).encode()
+    request = make_reader().read(Endpoint.CHAT, {}, body, "r", tenant)
+    assert json.loads(request.body) == CHAT | {"cache_salt": request.salt}
+
+
+def test_a_request_without_a_model_waits_for_the_first_one() -> None:
+    """No pod has said what it serves: this is not a mistake of the client."""
+    fleet = Fleet()
+    fleet.sync([make_pod("a", models=())])
+    with pytest.raises(NoReadyPod, match="which models"):
+        read(RequestReader(fleet, Edge(), 9, frozenset()), {"messages": CHAT["messages"]}, "/v1/chat/completions")

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anthropic
@@ -14,6 +14,7 @@ import openai
 import pytest
 
 from router.config.edge_schema import Edge
+from router.config.schema import Limits
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -69,10 +70,11 @@ MESSAGES = events(
 
 
 class RecordedPod:
-    """Answers each inference request with `answer`, then closes the connection."""
+    """Answers each inference request with `answer`, then closes the connection; without an answer, never."""
 
     def __init__(self) -> None:
-        self.answer = b""
+        self.answer: bytes | None = b""
+        self.asked = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection with one request."""
@@ -85,8 +87,13 @@ class RecordedPod:
         await reader.readexactly(sum(lengths))
         models = b'{"data":[{"id":"recorded"}]}'
         listed = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(models), models)
-        writer.write(listed if head.startswith(b"GET ") else self.answer)
-        await writer.drain()
+        if not head.startswith(b"GET "):
+            self.asked += 1
+        if (answer := listed if head.startswith(b"GET ") else self.answer) is None:
+            await reader.read()  # until the router hangs up
+        else:
+            writer.write(answer)
+            await writer.drain()
 
     def plays(self, pieces: list[bytes], *, cut: bool) -> None:
         """Stream these pieces; `cut`: without the end of the body."""
@@ -190,6 +197,18 @@ async def test_sdks_raise_on_an_unstreamed_answer_that_is_cut(
             at.pod.answer = json_head + answer
             with pytest.raises(raised, match="upstream_broken"):
                 await call(at)
+
+
+@pytest.mark.parametrize("sdk", ["openai", "anthropic"])
+async def test_sdks_do_not_have_an_answer_that_timed_out_computed_again(deploy: Deploy, sdk: str) -> None:
+    """They would send the request three times by themselves, and each time it could only time out again."""
+    async with sdks(deploy, limits=Limits(first_byte_timeout_s=0.2, retries=0)) as at:
+        at.pod.answer = None
+        call = _chat if sdk == "openai" else _message
+        clients = {name: getattr(at, name).with_options(max_retries=2) for name in ("openai", "anthropic")}
+        with pytest.raises((openai.InternalServerError, anthropic.InternalServerError), match="upstream_timeout"):
+            await call(replace(at, **clients))
+        assert at.pod.asked == 1
 
 
 async def test_errors_before_the_stream_have_the_shape_of_the_api_that_was_called(deploy: Deploy) -> None:

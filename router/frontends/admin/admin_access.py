@@ -18,6 +18,7 @@ from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
 from router.frontends.admin.live_page import PAGE_PATH
+from router.frontends.http.cors import is_foreign_page
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import HttpEdge
 
@@ -58,8 +59,8 @@ class AdminEdge(HttpEdge):
         elif received.path != PAGE_PATH:
             check_token(headers, self._bearer)
             received.owner = "operators"  # they share no connections with others of their network
-        if not is_followed_link(received, headers):
-            check_origin(headers)
+        if is_foreign_page(received.named) and not is_followed_link(received, headers):
+            raise AccessDenied("Requests of web pages from another origin are refused.")
         if received.method not in _READS:
             check_content_type(headers)
 
@@ -94,14 +95,6 @@ def is_own_name(host_header: str, configured: str) -> bool:
         return False
 
 
-def check_origin(headers: Headers) -> None:
-    """Raises `AccessDenied` for a request of a web page from elsewhere."""
-    own = [name.lower() for name in headers.get(b"host", [])]
-    foreign = any(_authority(origin) not in own for origin in headers.get(b"origin", []))
-    if foreign or not {"same-origin", "none"}.issuperset(headers.get(b"sec-fetch-site", [])):
-        raise AccessDenied("Requests of web pages from another origin are refused.")
-
-
 def is_followed_link(received: ReceivedRequest, headers: Headers) -> bool:
     """Whether a browser opens the operators' page as a document of its own, from a link. A link sends no Origin; a page
     in a frame has another destination."""
@@ -119,15 +112,6 @@ def check_content_type(headers: Headers) -> None:
     given = headers.get(b"content-type", [])
     if not given or any(value.partition(";")[0].strip().lower() != "application/json" for value in given):
         raise UnsupportedContentType("Send `content-type: application/json` with requests that change something.")
-
-
-def _authority(origin: str) -> str | None:
-    """Host and port of an origin; None for an opaque one."""
-    try:
-        parts = urlsplit(origin.lower())
-    except ValueError:
-        return None
-    return parts.netloc if parts.scheme in ("http", "https") else None
 
 
 def _by_name(headers: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -18,7 +18,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.errors import MalformedRequest, RequestTimeout, RouterError, Stopping
+from router.errors import MalformedRequest, RouterError, Stopping
 from router.frontends.body_edits import BodyEdits
 from router.frontends.extproc.messages import (
     BUFFERED,
@@ -39,10 +39,11 @@ from router.frontends.extproc.metadata import (
 )
 from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
-from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.exchange import PROGRESS_BYTES, ReceivedRequest
+from router.frontends.http.http_edge import send_error
 from router.frontends.http.request_head import read_target
 from router.guards import Bound, OutOfBounds
-from router.request.error_responses import error_body, headers_too_large, too_many_headers
+from router.request.error_responses import headers_too_large, late_request, too_many_headers
 from router.request.inbound import HeaderList, first_values
 from router.request.reading import with_field
 
@@ -108,7 +109,8 @@ class GatewayExchange:
         self.is_stopping = False
         """Whether the picker ends the stream, and not the gateway."""
         self.was_reset = False
-        self.is_picked = False
+        self.is_picked = self.is_rewritten = False
+        """`is_rewritten`: whether `received.body` is not the client's."""
         self.response_complete = False
         self.pieces: list[bytes] = []
         self._has_trailers = False
@@ -171,9 +173,7 @@ class GatewayExchange:
     async def stop(self) -> None:
         """The picker ends. A request that has no pod yet is refused: without a word, the gateway would let it pass."""
         if not self.started:
-            self.start(503, [(b"content-type", b"application/json")])
-            self.put(error_body(Stopping("The picker is stopping; send the request again."), self.received.path))
-            self.finish()
+            send_error(self, Stopping("The picker is stopping; send the request again."))
         await self.end()
 
     async def end(self) -> None:
@@ -235,21 +235,27 @@ class GatewayExchange:
         """Read the body, unless it is refused meanwhile. False if the client left."""
         if self.modes.request == BUFFERED:
             await self.write(ProcessingResponse(request_headers={}))
-        timeout_s = self._limits.request_timeout_s
+        timeout_s, loop, progress_bytes = self._limits.request_timeout_s, asyncio.get_running_loop(), PROGRESS_BYTES
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 while self.received.refusal is None:
                     message = await self.read()
                     if message is None:
                         return False
                     if self._add(message):
                         break
+                    if self.buffered_bytes >= progress_bytes:
+                        progress_bytes = self.buffered_bytes + PROGRESS_BYTES
+                        limit.reschedule(loop.time() + timeout_s)
         except TimeoutError:
-            self.refuse(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
+            self.refuse(late_request(self._limits))
         self._memory.arriving.pop(self, None)
-        self.received.body, self.pieces = b"".join(self.pieces), []
+        sent = self.received.body = b"".join(self.pieces)
+        self.pieces = []
+        await self._app.edge.make_plain(self)
         if (model := self.received.named.get(MODEL_HEADER)) and self.received.refusal is None:
             await self._rename_model(model.decode("latin-1"))
+        self.is_rewritten = self.received.body is not sent
         return True
 
     async def _rename_model(self, model: str) -> None:
@@ -282,7 +288,7 @@ class GatewayExchange:
     async def pick(
         self, addresses: str, headers: HeaderList, removed: list[bytes], body: bytes, *, is_changed: bool
     ) -> None:
-        """Name the pods to the gateway, the best first. `is_changed`: whether the body is not the client's."""
+        """Name the pods to the gateway, the best first. `is_changed`: whether the body is not the received one."""
         self.is_picked = True
         response = ProcessingResponse()
         fields = response.dynamic_metadata.fields.add(key=b"envoy.lb").value.struct_value
@@ -292,7 +298,7 @@ class GatewayExchange:
         common.clear_route_cache = True
         set_headers(common.header_mutation, [(POD_HEADER, addresses.encode()), *headers])
         common.header_mutation.remove_headers.extend(removed)
-        if is_buffered and is_changed:
+        if is_buffered and (is_changed or self.is_rewritten):
             common.body_mutation.body = body
             set_headers(common.header_mutation, [(b"content-length", b"%d" % len(body))])
         await self.write(response)

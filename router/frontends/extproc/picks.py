@@ -181,7 +181,7 @@ class PickForwarder(Forwarder):
         mutation = response.response_headers.response.header_mutation
         set_headers(mutation, tracker.headers())
         kept = {name for name, _ in self._sender.rules.downstream(headers)}
-        dropped = {name for name, _ in headers} - kept - _GATEWAYS - {b"date", b"server", b"x-request-id"}
+        dropped = {name for name, _ in headers} - kept - _GATEWAYS - {b"server", b"x-request-id"}
         if tracker.changes_length:
             dropped.add(b"content-length")
         mutation.remove_headers.extend(sorted(dropped))

@@ -17,6 +17,7 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
@@ -31,6 +32,7 @@ from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object
 
 PROBE_PATHS = frozenset({"/livez", "/readyz"})
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def probe_answer(path: str, *, is_ready: bool) -> tuple[int, bytes]:
@@ -65,6 +67,7 @@ class App:
 
     async def serve_own(self, client: AnyExchange) -> None:
         """Answer a request that the edge does not take, unless it was refused meanwhile."""
+        await self.edge.make_plain(client)
         await (self.edge.serve(client) if client.received.refusal else serve_with(self, client))
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
@@ -152,11 +155,19 @@ def _add_error_handlers(app: FastAPI, hint: Callable[[str], str], on_refused: On
         assert isinstance(error, HTTPException)
         path = request.url.path
         if error.status_code == 405:
-            return refuse(request, MethodNotAllowed(f"{shown(path)} does not support {request.method}."))
+            why = f"{shown(path)} does not support {request.method}."
+            return refuse(request, MethodNotAllowed(why, _methods_of(request.scope)))
         if error.status_code == 404 and error.detail == "Not Found":
             return refuse(request, UnknownEndpoint(f"Unknown path {shown(path)!r}.{hint(path)}"))
         body = error_object(str(error.detail), "invalid_request_error")
         return Response(body, status_code=error.status_code, media_type="application/json")
+
+
+def _methods_of(scope: Scope) -> set[str]:
+    """The methods of a path, by all routes of the application that is called."""
+    routes: list[BaseRoute] = scope["app"].routes
+    found = {m for m in _METHODS if any(one.matches({**scope, "method": m})[0] is Match.FULL for one in routes)}
+    return found | {"HEAD"} if "GET" in found else found
 
 
 def _forwarding_hint(path: str) -> str:

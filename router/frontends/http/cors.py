@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from router.endpoints import CONVENTIONS
+from router.errors import AccessDenied, RouterError
 from router.frontends.http.exchange import Exchange
 from router.request.inbound import HeaderList
 
@@ -26,6 +27,8 @@ _PREFLIGHT: HeaderList = [
     (b"access-control-max-age", b"7200"),
 ]
 
+_WITHOUT_PREFLIGHT = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
+
 
 class CorsPolicy:
     def __init__(self, origins: Iterable[str]) -> None:
@@ -38,6 +41,26 @@ class CorsPolicy:
     def headers_for(self, origin: bytes | None) -> HeaderList:
         """Empty if the origin is not allowed, or if the request has none."""
         return [] if origin is None else self._headers.get(origin, self._other)
+
+
+def is_foreign_page(named: Mapping[bytes, bytes], cors: CorsPolicy | None = None) -> bool:
+    """Whether a web page of another origin sends a request, and is not allowed to. Older browsers do not say whose page
+    it is."""
+    origin, site = named.get(b"origin"), named.get(b"sec-fetch-site")
+    if cors is not None and cors.headers_for(origin):
+        return False
+    if site is not None:
+        return site not in (b"same-origin", b"none")
+    host = named.get(b"host", b"").lower()
+    return origin is not None and origin.lower() not in (b"http://" + host, b"https://" + host)
+
+
+def page_refusal(method: str, named: Mapping[bytes, bytes], cors: CorsPolicy | None) -> RouterError | None:
+    """Why a request of a page is refused that browsers send without a preflight; None if it is not."""
+    content_type = named.get(b"content-type", b"text/plain").strip().lower()
+    if method != "POST" or not content_type.startswith(_WITHOUT_PREFLIGHT) or not is_foreign_page(named, cors):
+        return None
+    return AccessDenied("Requests of web pages from another origin are refused (edge.cors_origins).")
 
 
 def is_preflight(method: str, named: Mapping[bytes, bytes]) -> bool:

@@ -11,8 +11,11 @@ import socket
 import struct
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from itertools import islice
+from time import time
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -31,6 +34,8 @@ MAX_DROPPED = 4
 """Bodies that are dropped to take one piece of another."""
 SLOW_REQUEST_S = 5.0
 """A request that is incomplete for longer may be dropped when all connections are in use, or all memory for bodies."""
+PROGRESS_BYTES = 1024 * 1024
+"""A client that sends a body has `limits.request_timeout_s` for each of them."""
 SMALL_PIECE_BYTES = 512
 """Smaller pieces of a body are joined on arrival: Python needs 60 bytes for a piece of one byte."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -38,6 +43,12 @@ JOINED_INLINE_BYTES = 1024 * 1024
 """Larger bodies are joined in a thread, which releases the interpreter."""
 _WITHOUT_BODY = frozenset({204, 304})
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
+
+
+@lru_cache(maxsize=1)
+def date_line(unix_s: int) -> bytes:
+    """Made once a second."""
+    return b"date: " + formatdate(unix_s, usegmt=True).encode()
 
 
 class ReceivedRequest(msgspec.Struct):
@@ -244,12 +255,14 @@ class Exchange(msgspec.Struct, eq=False):
     def complete_request(self) -> None:
         self.more_body = False
         self._connection.body_memory.arriving.pop(self, None)
-        if self._first:
+        if self.response_complete and not self.keep_alive:
+            self._connection.transport.close()
+        elif self._first:
             self._begin()
 
     def refuse(self, error: RouterError) -> None:
         """Answer with this error, without waiting for the rest of the request."""
-        if not self._served:
+        if not self.started:
             self.received.refusal = error
             if self._first:
                 self._begin()
@@ -307,6 +320,8 @@ class Exchange(msgspec.Struct, eq=False):
         named = dict(headers)
         self.sends_events = media_type(named) == EVENT_STREAM
         lines = [STATUS_LINES[status], *map(b": ".join, headers)]
+        if b"date" not in named:  # a pod's remains (RFC 9110 6.6.1)
+            lines.append(date_line(int(time())))
         if self.received.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
         elif length := named.get(b"content-length"):
@@ -344,11 +359,12 @@ class Exchange(msgspec.Struct, eq=False):
             await asyncio.sleep(0)
 
     def finish(self) -> None:
-        """End the response. If it is shorter than its content-length, close the connection to show that."""
+        """End the response. If it is shorter than its content-length, close the connection to show that. While a client
+        is still sending, a close would reset the connection before the client has read the response."""
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:
             self._connection.transport.write(last)
         self.response_complete = True
-        if not self.keep_alive or self._expected_bytes:
+        if self._expected_bytes or not (self.keep_alive or self.more_body):
             self._connection.transport.close()
         self._connection.on_complete()

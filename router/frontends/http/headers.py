@@ -26,7 +26,7 @@ _CORS = frozenset(
     )
 )
 """Which web pages may read a response is configured here (`edge.cors_origins`); engines allow all pages by default."""
-_NOT_DOWNSTREAM = HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id"}
+_NOT_DOWNSTREAM = HOP_BY_HOP | _CORS | {b"server", b"x-request-id"}
 _ANSWERS_TO = ((b"authorization", b"www-authenticate"), (b"cookie", b"set-cookie"))
 """A response header reaches the client only if the client's header reaches the pod: a challenge of the pod is for the
 router's credentials, and a cookie of one pod would be sent to the next."""

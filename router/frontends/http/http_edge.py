@@ -6,25 +6,31 @@ it.
 
 from __future__ import annotations
 
+import asyncio
+import re
+from codecs import BOM_UTF8
 from collections.abc import Callable
+from time import time
 from typing import Protocol
 
 from router.admission.fair_bound import FairBound
 from router.config.schema import Limits
-from router.errors import BodyTooLarge, RouterError, status_of
+from router.errors import BodyTooLarge, MalformedRequest, RouterError, UnsupportedEncoding, status_of
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http.client_deadlines import Newcomers
-from router.frontends.http.cors import CorsPolicy
-from router.frontends.http.exchange import STATUS_LINES, BodyMemory, ReceivedRequest
+from router.frontends.http.cors import CorsPolicy, page_refusal
+from router.frontends.http.encoded_bodies import UNPACKED_INLINE_BYTES, is_accepted, unpack
+from router.frontends.http.exchange import STATUS_LINES, BodyHolder, BodyMemory, ReceivedRequest, date_line
 from router.frontends.http.relay import Downstream
 from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers
 
+_MARKED_OBJECT = re.compile(BOM_UTF8 + rb"\s{0,64}\{")
 
-class AnyExchange(Downstream, Protocol):
+
+class AnyExchange(Downstream, BodyHolder, Protocol):
     """One request and its response: `Exchange` on a client's connection, or one that a gateway sends."""
 
-    received: ReceivedRequest
     keep_alive: bool
     on_disconnect: Callable[[], None] | None
 
@@ -52,6 +58,7 @@ class HttpEdge:
         self.methods = methods
         """The methods of a path whose requests become an `Exchange`; empty for other paths."""
         self.body_memory = BodyMemory(limits.max_held_bytes)
+        self._unpacking = FairTurns()
         self.response_turns = FairTurns()
         self.client_connections = places = FairBound(limits.max_connections, "connections", "limits.max_connections")
         self.newcomers = Newcomers(lambda: places.limit - places.used)
@@ -64,14 +71,41 @@ class HttpEdge:
         if declared.isdigit() and int(declared) > self.limits.max_body_bytes:
             limit = f"{self.limits.max_body_bytes} bytes (limits.max_body_bytes)"
             return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
-        return None
+        if b"content-encoding" in received.named and not is_accepted(received.headers):
+            return UnsupportedEncoding("Send the request body plain, or with `content-encoding: gzip` or `zstd`.")
+        return page_refusal(received.method, received.named, self.cors) if b"origin" in received.named else None
+
+    async def make_plain(self, client: AnyExchange) -> None:
+        """Unpack the body of a request, and remove the byte order mark of a JSON object; or refuse the request."""
+        received = client.received
+        encoding = received.named.get(b"content-encoding", b"").lower()
+        if encoding not in (b"", b"identity") and received.body and received.refusal is None:
+            try:
+                await self._unpack(client, encoding)
+            except MalformedRequest as error:
+                received.refusal = error
+        if _MARKED_OBJECT.match(received.body):
+            received.body = await asyncio.to_thread(b"".join, [memoryview(received.body)[len(BOM_UTF8) :]])
+
+    async def _unpack(self, client: AnyExchange, encoding: bytes) -> None:
+        """A short body is unpacked in the event loop, others in a thread, one at a time."""
+        received, max_bytes, plain = client.received, self.limits.max_body_bytes, None
+        body, received.named = received.body, {**received.named, b"content-encoding": b""}
+        if len(body) <= UNPACKED_INLINE_BYTES:
+            plain = unpack(body, encoding, UNPACKED_INLINE_BYTES)
+        if plain is None or len(plain) > UNPACKED_INLINE_BYTES:
+            async with self._unpacking.turn(received.tenant, len(body), len(body)):
+                plain = await asyncio.to_thread(unpack, body, encoding, max_bytes)
+        more_bytes = max(len(plain) - len(body), 0)
+        is_held = self.body_memory.take(client, more_bytes, max_bytes, asyncio.get_running_loop().time())
+        received.body = plain if is_held else b""
 
     def tenant_refusal(self, received: ReceivedRequest) -> RouterError | None:
         """Why its tenant's share or quota refuses a request before its body is read; None if it does not."""
         return None
 
     async def serve(self, client: AnyExchange) -> None:
-        """Answer a refused request, and close the connection without reading the rest of it."""
+        """Answer a refused request, and close the connection."""
         assert client.received.refusal is not None
         client.keep_alive = False
         send_error(client, client.received.refusal)
@@ -91,8 +125,8 @@ def whole_error(error: Exception, *, names_pods: bool = True) -> bytes:
     """A whole response, after which the connection is closed."""
     body = error_body(error, names_pods=names_pods)
     headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
-    status_line = STATUS_LINES[status_of(error)]
-    return b"".join([status_line, b"\r\n", *headers, b"connection: close\r\n\r\n", body])
+    first = STATUS_LINES[status_of(error)], b"\r\n", date_line(int(time())), b"\r\n"
+    return b"".join([*first, *headers, b"connection: close\r\n\r\n", body])
 
 
 def send_error(client: AnyExchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:

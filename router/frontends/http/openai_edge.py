@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
 from itertools import chain
@@ -48,7 +49,6 @@ from router.types import Endpoint, InferenceRequest, UsageShown
 
 _JSON = b"application/json"
 _TRANSCRIBING = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
-_IDENTITY = frozenset({b"", b"identity"})
 MAX_ID_CHARACTERS = 128
 _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
 
@@ -95,15 +95,11 @@ class OpenAiEdge(HttpEdge):
         if received.is_next and self.in_flight.is_full:
             return self.in_flight.refusal("", 1.0)
         if received.method not in methods:
-            return MethodNotAllowed(f"{received.path} does not support {received.method}.")
+            return MethodNotAllowed(f"{received.path} does not support {received.method}.", methods)
         if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
             return headers_too_large(limits)
         if (too_large := super().refusal(received, methods)) is not None:
             return too_large
-        if b"content-encoding" in named and not _IDENTITY.issuperset(
-            value for name, value in headers if name == b"content-encoding"
-        ):
-            return MalformedRequest("Encoded request bodies are not supported; send the body without content-encoding.")
         if len(named) != len(headers) and sum(name == b"content-type" for name, _ in headers) > 1:
             return MalformedRequest("There are several Content-Type headers; send one.")
         return None
@@ -148,6 +144,8 @@ class OpenAiEdge(HttpEdge):
                 if self.in_flight.is_shared:
                     async with self.response_turns.turn(received.tenant, 0, len(received.body)):
                         await asyncio.sleep(0)
+            if b"content-encoding" in received.named or received.body.startswith(BOM_UTF8):
+                await self.make_plain(client)
             read = await self._read_large(received, request_id) if self._takes_long(received) else None
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")

@@ -16,13 +16,14 @@ import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from router.errors import MalformedRequest, MethodNotAllowed, RequestTimeout, RouterError
+from router.errors import BodyTooLarge, MalformedRequest, MethodNotAllowed, RouterError
 from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
 from router.frontends.http.client_deadlines import ClientDeadlines, has_unread
 from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import (
     MAX_COMPARED,
+    PROGRESS_BYTES,
     SLOW_REQUEST_S,
     ClientConnection,
     Exchange,
@@ -31,11 +32,13 @@ from router.frontends.http.exchange import (
 )
 from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
 from router.frontends.http.websockets import asks_for_websocket, taken_over, websocket_refusal
-from router.request.error_responses import headers_too_large, too_many_headers
+from router.request.error_responses import headers_too_large, late_request, too_many_headers
 from router.request.inbound import HeaderList, first_values
 
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
+DROPPED_BYTES = 64 * 1024 * 1024
+"""What such a client may send before its connection is closed."""
 MAX_PIPELINED = 4
 """Requests that a client may send ahead of their responses. The connection is read until then, because a disconnect is
 noticed only while reading."""
@@ -80,6 +83,9 @@ class EdgeProtocol(asyncio.Protocol):
         """Whether the bytes being parsed begin or end a request."""
         self._unread_bytes = 0
         """Bytes since the last complete part of a request; bounds headers that do not end."""
+        self._dropped_bytes = 0
+        self._progress_bytes = PROGRESS_BYTES
+        """Size of the body at which its client has more time for the rest."""
         self._rejected = False
         """Whether further bytes of this client are ignored."""
         self._host = ""
@@ -164,6 +170,7 @@ class EdgeProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._rejected:
+            self._drop(len(data))
             return
         self._unread_bytes += len(data)
         try:
@@ -179,7 +186,7 @@ class EdgeProtocol(asyncio.Protocol):
         if self._boundary_seen and not self._rejected:
             self._boundary_seen = False
             self._set_deadline()
-        if self._unread_bytes > self._limits.max_header_bytes:
+        if self._unread_bytes > self._limits.max_header_bytes and not self._rejected:
             self._reject_client(headers_too_large(self._limits))
 
     def _feed(self, data: bytes | memoryview) -> memoryview | None:
@@ -238,6 +245,9 @@ class EdgeProtocol(asyncio.Protocol):
             self._deadlines.await_reading()
             return
         self.connection.resume_reading()
+        if self._rejected and not self.pipeline:
+            self._end_connection()
+            return
         if self.pipeline:
             self._serving = self.pipeline.popleft()
             self._serving.take_turn()
@@ -287,8 +297,7 @@ class EdgeProtocol(asyncio.Protocol):
     # --- rejected clients ---
 
     def _too_late(self) -> None:
-        timeout_s = self._limits.request_timeout_s
-        self._reject_client(RequestTimeout(f"Request incomplete after {timeout_s:g} s (limits.request_timeout_s)."))
+        self._reject_client(late_request(self._limits))
 
     def _reject_client(self, error: RouterError) -> None:
         """Stop reading from this client. Requests that were received are answered, then the connection is closed."""
@@ -301,8 +310,24 @@ class EdgeProtocol(asyncio.Protocol):
             return
         if last is None or not last.more_body:
             self.transport.write(self._edge.standalone_error(error))
-        self.transport.close()
-        self._deadlines.await_reading()
+        self._end_connection()
+
+    def _end_connection(self) -> None:
+        """Close the connection when its client has read what was written."""
+        if not self._receiving:
+            self.transport.close()
+            self._deadlines.await_reading()
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._give_back_place()  # a close would reset the connection before its client has read the response
+        self._deadlines.shorten(SLOW_REQUEST_S)
+        self._deadlines.await_request()
+
+    def _drop(self, size_bytes: int) -> None:
+        self._dropped_bytes += size_bytes
+        if self._dropped_bytes > DROPPED_BYTES:
+            self.transport.close()
 
     # --- httptools ---
 
@@ -324,11 +349,11 @@ class EdgeProtocol(asyncio.Protocol):
         parser, headers = self.parser, self.headers
         if parser.should_upgrade():
             if parser.get_method() == b"CONNECT":
-                raise MethodNotAllowed("CONNECT is not supported: the router is not a forward proxy.")
+                raise MethodNotAllowed("CONNECT is not supported: the router is not a forward proxy.", ())
             return  # `_repeat_without_upgrade` follows
         if len(self.pipeline) >= MAX_AHEAD:
             raise MalformedRequest(f"More than {MAX_AHEAD} requests were sent ahead of their responses.")
-        self._unread_bytes = 0
+        self._unread_bytes, self._dropped_bytes, self._progress_bytes = 0, 0, PROGRESS_BYTES
         version, named = parser.get_http_version(), first_values(headers)
         check_head(version, headers, named)
         path, target, fault = read_target(self.url)
@@ -343,7 +368,8 @@ class EdgeProtocol(asyncio.Protocol):
             serve = self._edge.serve
         else:
             serve, waits_for_body = self.app.serve_own, self._edge.own_bodies
-        keep_alive = version != "1.0" and not self.app.is_stopping and parser.should_keep_alive()
+        ends = version == "1.0" or self.app.is_stopping or isinstance(received.refusal, BodyTooLarge)
+        keep_alive = not ends and parser.should_keep_alive()
         self._open(
             Exchange(received, keep_alive, version == "1.0", expects_100, self.connection, serve, waits_for_body)
         )
@@ -353,6 +379,11 @@ class EdgeProtocol(asyncio.Protocol):
         self._unread_bytes = 0
         assert self.last is not None
         self.last.add_body(body, self._limits.max_body_bytes)
+        if not self.last.buffered_bytes:
+            self._drop(len(body))
+        elif self.last.buffered_bytes >= self._progress_bytes:
+            self._progress_bytes += PROGRESS_BYTES
+            self._set_deadline()
         if self.pipeline and self.last.buffered_bytes > PIPELINED_BYTES:
             self.connection.pause_reading()
 

@@ -43,7 +43,9 @@ _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errn
 """The router, not the pod, is why a connection cannot be opened."""
 
 _Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
-_PLAIN: HeaderList = [(b"accept-encoding", b"identity"), (b"user-agent", b"warmroute")]
+_UNPACKED = (b"accept-encoding", b"identity")
+"""The pod, or a proxy in front of it, must not compress what the router reads."""
+_PLAIN: HeaderList = [_UNPACKED, (b"user-agent", b"warmroute")]
 _JSON: HeaderList = [*_PLAIN, (b"content-type", b"application/json")]
 
 
@@ -338,6 +340,7 @@ class UpstreamSender:
         headers += (
             (b"x-request-id", inbound.id.encode()),
             (b"x-forwarded-for", inbound.peer.encode()),
+            _UNPACKED,
             *pool.rank_headers,
         )
         return headers

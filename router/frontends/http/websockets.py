@@ -18,7 +18,7 @@ import httptools
 from router.errors import AccessDenied, ConnectFailed, RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http.client_deadlines import ClientDeadlines
 from router.frontends.http.connection import MAX_FIELDS
-from router.frontends.http.cors import CorsPolicy
+from router.frontends.http.cors import CorsPolicy, is_foreign_page
 from router.frontends.http.request_head import check_head
 from router.frontends.http.upstream import UpstreamSender
 from router.policy.plans import FORM_BYTES_PER_TOKEN
@@ -224,8 +224,7 @@ def websocket_refusal(headers: HeaderList, named: Mapping[bytes, bytes], cors: C
         check_head("1.1", headers, named)
     except RouterError as error:
         return error
-    origin = named.get(b"origin")
-    if not origin or origin.partition(b"://")[2] == named.get(b"host") or (cors and cors.headers_for(origin)):
+    if not is_foreign_page(named, cors):
         return None
     return AccessDenied("Websockets of web pages from another origin are refused (edge.cors_origins).")
 
