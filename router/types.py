@@ -53,7 +53,7 @@ class UsageShown(Enum):
     AT_END = "at end"
     """In an event of their own behind the last choice: `stream_options.include_usage`."""
     ALL = "all"
-    """Whatever the pod sends."""
+    """All that the pod sends."""
 
 
 class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
