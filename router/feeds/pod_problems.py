@@ -8,10 +8,10 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import structlog
 
+from router.addresses import split_url, url_host
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError, shortened
@@ -73,7 +73,7 @@ def unusable_reason(pod: Pod, error: UpstreamError) -> str:
 def _connect_problem(pod: Pod, error: UpstreamError) -> str:
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
-            return f"unknown host name {urlsplit(pod.url).hostname!r}; correct pods[].url or the DNS of this machine"
+            return f"unknown host name {url_host(pod.url)!r}; correct pods[].url or the DNS of this machine"
         if isinstance(cause, ssl.SSLError):
             return _tls_problem(pod, cause)
         if isinstance(cause, ConnectionRefusedError):
@@ -99,7 +99,7 @@ def _status_problem(pod: Pod, error: UpstreamError) -> str:
 
 
 def _address(pod: Pod) -> str:
-    return pod.socket or urlsplit(pod.url).netloc
+    return pod.socket or split_url(pod.url).netloc
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

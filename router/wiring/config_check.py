@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from router.addresses import split_url
 from router.config.links import load_link_classes
 from router.config.load import ENGINE_TOKENIZER, load_valid, read_document, read_text
 from router.config.model_names import with_model_folders
@@ -79,5 +79,5 @@ def _check_addresses(mistakes: MistakeList, path: Path, config: RouterConfig) ->
             )
     for number, pod in enumerate(config.pods):
         with mistakes.at("pods", number, "url"):
-            if pod.url.startswith("http:") and urlsplit(pod.url).port is None:
+            if pod.url.startswith("http:") and split_url(pod.url).port is None:
                 raise ConfigError("no port; write the engine's, such as :8000, or :80")

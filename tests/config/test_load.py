@@ -47,7 +47,7 @@ def refused(folder: Path, text: str) -> str:
         (
             "pods:\n- url: http://a\n  kv_events: {endpoint: tcp://a}\n",
             "/router.yaml:3: pods.0.kv_events.endpoint",
-            "must be tcp://HOST:PORT or ipc://PATH",
+            "needs HOST:PORT, with an IPv6 address in brackets",
         ),
         (
             "discovery: {kubernetes: {selector: a, api: {kubeconfig: b}}}\n",
