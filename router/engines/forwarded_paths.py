@@ -72,8 +72,33 @@ def added_path(path: str) -> str:
     if path in LORA_PATHS:
         raise ValueError("is on the admin listener, which loads adapters on all pods of a model")
     if _OWN.fullmatch(path):
-        raise ValueError("is answered by the router itself")
+        raise ValueError("is reserved for the router itself")
     return path
+
+
+_LISTED = frozenset({*INFERENCE_PATHS, "/v1/models"})
+_MEANT_PARTS = 3
+"""The most parts of a path below /v1."""
+_BASE_URLS = "Base URLs of clients: http://ROUTER/v1 for OpenAI's, http://ROUTER for Anthropic's."
+
+
+def meant_path(path: str) -> str:
+    """The path of the API that this one ends with: a slash, /v1 or other parts are missing or too many. "" if none."""
+    parts = [part for part in path.rsplit("/", 8) if part][-_MEANT_PARTS:]
+    ends = ["/".join(parts[first:]) for first in range(len(parts))]
+    found = (start + end for end in ends for start in ("/v1/", "/") if start + end in _LISTED)
+    return next(found, "")
+
+
+def meant_hint(path: str) -> str:
+    """What a client should have sent; "" if that is not known."""
+    return f" Did you mean {meant}? {_BASE_URLS}" if (meant := meant_path(path)) else ""
+
+
+def api_end(prefix: str) -> str:
+    """The end of the path of a pod's URL that is a part of the API's paths, which the router appends; "" if none is."""
+    versioned = (path for path in ("/v1", *_LISTED) if path.startswith("/v"))
+    return next((end for end in versioned if prefix.rstrip("/").endswith(end)), "")
 
 
 class ForwardedPaths:

@@ -12,6 +12,7 @@ from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_
 from router.config.priors import all_priors
 from router.config.router_file import MistakeList, check_names, check_references
 from router.config.schema import ModelConfig, RouterConfig
+from router.engines.forwarded_paths import api_end
 from router.errors import ConfigError
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
@@ -71,7 +72,7 @@ def _check_policies(mistakes: MistakeList, config: RouterConfig, folder: Path) -
 
 
 def _check_addresses(mistakes: MistakeList, path: Path, config: RouterConfig) -> None:
-    """What is valid, but hardly meant: an empty file, and a pod at the port of web servers."""
+    """What is valid, but hardly meant: an empty file, a pod at the port of web servers or at a path of the API."""
     with mistakes.at():
         if not read_document(path).data:
             raise ConfigError(
@@ -81,3 +82,5 @@ def _check_addresses(mistakes: MistakeList, path: Path, config: RouterConfig) ->
         with mistakes.at("pods", number, "url"):
             if pod.url.startswith("http:") and split_url(pod.url).port is None:
                 raise ConfigError("no port; write the engine's, such as :8000, or :80")
+            if end := api_end(split_url(pod.url).path):
+                raise ConfigError(f"ends with {end}, which the router appends; write {pod.url.removesuffix(end)}")
