@@ -64,7 +64,7 @@ def _tokenizer(value: str, info: ValidationInfo) -> str:
     if MODEL_FOLDER in value and not _IN_FOLDER.fullmatch(value):
         raise ValueError(f"{MODEL_FOLDER} must be a folder inside another one, such as /models/{MODEL_FOLDER}")
     is_path = value.startswith(("./", "../")) or MODEL_FOLDER in value
-    is_path = is_path or (value != ENGINE_TOKENIZER and Path(resolved).is_dir())
+    is_path = is_path or (value != ENGINE_TOKENIZER and os.path.isdir(resolved))  # noqa: PTH112 - also of a name that is too long
     return resolved if is_path else value
 
 

@@ -48,19 +48,15 @@ _FORM = "must be the SHA-256 of a key (64 hex digits), then optionally `until DA
 
 _Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-_PROVIDER_FORM = "must look like https://host/path, without user name and password (http on this machine only)"
 _Text = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 def provider_url(value: str) -> str:
     """The URL of an identity provider, unchanged. Raises `ValueError`."""
-    try:
-        parts, host = split_url(value), url_host(value)
-    except ValueError:
-        raise ValueError(_PROVIDER_FORM) from None
+    parts, host = split_url(value), url_host(value)
     is_secure = host and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOCAL_HOSTS))
     if not is_secure or not value.isprintable() or " " in value or parts.fragment or "@" in parts.netloc:
-        raise ValueError(_PROVIDER_FORM)
+        raise ValueError("must look like https://host/path, without user name and password (http on this machine only)")
     return value
 
 

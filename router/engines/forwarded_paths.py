@@ -77,22 +77,16 @@ def added_path(path: str) -> str:
 
 
 _LISTED = frozenset({*INFERENCE_PATHS, "/v1/models"})
-_MEANT_PARTS = 3
-"""The most parts of a path below /v1."""
-_BASE_URLS = "Base URLs of clients: http://ROUTER/v1 for OpenAI's, http://ROUTER for Anthropic's."
-
-
-def meant_path(path: str) -> str:
-    """The path of the API that this one ends with: a slash, /v1 or other parts are missing or too many. "" if none."""
-    parts = [part for part in path.rsplit("/", 8) if part][-_MEANT_PARTS:]
-    ends = ["/".join(parts[first:]) for first in range(len(parts))]
-    found = (start + end for end in ends for start in ("/v1/", "/") if start + end in _LISTED)
-    return next(found, "")
 
 
 def meant_hint(path: str) -> str:
-    """What a client should have sent; "" if that is not known."""
-    return f" Did you mean {meant}? {_BASE_URLS}" if (meant := meant_path(path)) else ""
+    """The path of the API that this one ends with, if /v1 or a slash is missing or too much, and the base URLs with
+    which clients find it; else ""."""
+    parts = [part for part in path.rsplit("/", 8) if part][-3:]  # below /v1, no path has more
+    ends = ["/".join(parts[first:]) for first in range(len(parts))]
+    meant = next((start + end for end in ends for start in ("/v1/", "/") if start + end in _LISTED), "")
+    base_urls = "Base URLs of clients: http://ROUTER/v1 for OpenAI's, http://ROUTER for Anthropic's."
+    return f" Did you mean {meant}? {base_urls}" if meant else ""
 
 
 def api_end(prefix: str) -> str:

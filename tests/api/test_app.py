@@ -146,7 +146,7 @@ async def test_a_404_never_advises_a_path_that_the_configuration_refuses(router:
     advised = re.search(r"can add this one under `edge\.(\w+)`", message)
     assert advised is not None or "cannot add this one: it " in message
     if advised:
-        assert getattr(Edge(**{advised[1]: (path,)}), advised[1]) == (path,)
+        assert getattr(Edge.model_validate({advised[1]: (path,)}), advised[1]) == (path,)
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz"])

@@ -204,7 +204,7 @@ class GatewayExchange:
             path, target, fault = "/", b"/", "Invalid HTTP request: its target is no path or URL."
         if b"upgrade" in named:
             fault = "Connections cannot be upgraded here; send websockets to `warmroute serve`."
-        gateway = _peer_host(self._call.peer())
+        gateway = host_of(unquote(self._call.peer().partition(":")[2]))  # ipv6:%5B::1%5D:4711
         proxies = trusted_proxies(gateway)
         peer = peer_in(message) or forwarded_for(gateway, headers, proxies)
         self.received = received = ReceivedRequest(method, path, target, headers, named, peer)
@@ -361,8 +361,3 @@ def _split(headers: Iterable[Any]) -> tuple[dict[bytes, bytes], HeaderList]:
     pairs = [(one.key.lower(), one.raw_value or one.value) for one in headers]
     pseudo = {name: value for name, value in pairs if name.startswith(b":")}
     return pseudo, [pair for pair in pairs if not pair[0].startswith(b":")]
-
-
-def _peer_host(peer: str) -> str:
-    """The host of a gRPC peer, such as `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-    return host_of(unquote(peer.partition(":")[2]))
