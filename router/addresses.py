@@ -16,7 +16,6 @@ from router.guards import in_range
 
 MAX_PORT = 65_535
 HostPort: TypeAlias = tuple[str, int]
-"""A host, an IPv6 address without brackets, and a port."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ADDRESS = re.compile(r"(\[[^][]*\]|[^][:]*)(?::([0-9]{1,5}))?")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -71,13 +70,12 @@ def split_url(url: str) -> SplitResult:
 
 
 @lru_cache(maxsize=4096)
+def url_address(url: str) -> HostPort:
+    """Host ("" without one) and port of a URL, by default that of its scheme."""
+    parts = split_url(url)
+    return (parts.hostname and read_host(parts.hostname)) or "", parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+
+
 def url_host(url: str) -> str:
     """The host of a URL, an IPv6 address in its shortest form without brackets; "" if it has none."""
-    host = split_url(url).hostname
-    return read_host(host) if host else ""
-
-
-def url_address(url: str) -> HostPort:
-    """Host and port of a URL, by default the port of its scheme."""
-    parts = split_url(url)
-    return url_host(url), parts.port or _DEFAULT_PORTS.get(parts.scheme, 0)
+    return url_address(url)[0]

@@ -56,10 +56,8 @@ _HALF = "half of a surrogate pair (\\ud800 to \\udfff), which is no character,"
 _JSON_MISTAKES = {
     **dict.fromkeys(("hex escape", "surrogate"), _HALF),
     "escape": "a backslash without a valid escape after it",
-    "invalid number": "a number with a digit or sign too much",
     "keys must be": "a name without double quotes",
     "trailing comma": "a comma after the last entry",
-    "trailing char": "something after the end of the object",
     "expected": "a missing colon, comma or quotation mark",
 }
 """What is wrong, by a part of msgspec's reason."""
