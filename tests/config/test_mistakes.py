@@ -1,4 +1,4 @@
-"""Every mistake that a configuration can have is explained in words of ours, whatever found it."""
+"""Every mistake that a configuration can have is explained in words of ours, not of a library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request body is said in words of the API, whatever found it."""
+"""What is wrong with a request body is said in words of the API, not of the decoder."""
 
 from __future__ import annotations
 
