@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import httptools
 import typer
 import uvloop
+
+from router.addresses import split_url
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -38,7 +39,7 @@ class Pods:
     """Idle connections by pod; `send` rotates over the pods."""
 
     def __init__(self, urls: list[str]) -> None:
-        places = [urlsplit(url) for url in urls]
+        places = [split_url(url) for url in urls]
         self._turns: Iterator[tuple[str, int]] = itertools.cycle([(at.hostname or "", at.port or 80) for at in places])
         self._idle: dict[tuple[str, int], list[Upstream]] = {}
 

@@ -21,7 +21,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from urllib.parse import urlsplit
+
+from router.addresses import split_url
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -67,7 +68,7 @@ def bodies(tokens: int, count: int, load: str) -> list[bytes]:
 
 def send(way: Way, sent: Sequence[bytes]) -> None:
     """Send requests, and record their cost. Raises `AssertionError` unless each is served."""
-    connection = http.client.HTTPConnection(urlsplit(way.url).netloc, timeout=60)
+    connection = http.client.HTTPConnection(split_url(way.url).netloc, timeout=60)
     before = {name: cpu_s(process) for name, process in way.processes.items()}
     for body in sent:
         began_s = time.monotonic()

@@ -19,10 +19,11 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import httpx
 import typer
+
+from router.addresses import split_url
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -155,7 +156,7 @@ async def _pods(client: httpx.AsyncClient) -> dict[int, dict[str, Any]]:
         answer = await client.get("/admin/pods")
     except httpx.TransportError:
         return {}
-    return {int(urlsplit(pod["url"]).port or 0): pod for pod in answer.json()} if answer.status_code == 200 else {}
+    return {int(split_url(pod["url"]).port or 0): pod for pod in answer.json()} if answer.status_code == 200 else {}
 
 
 async def _until_ready(client: httpx.AsyncClient, engines: Sequence[Engine], *, continues: bool) -> None:

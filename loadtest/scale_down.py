@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from router.addresses import split_url
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -148,7 +149,7 @@ async def _run(seed: int, load: Sequence[ChatSession], warm_s: float, *, costs: 
 def add_pods(cluster: FakeKubernetes, urls: Sequence[str], seed: int) -> None:
     """The fleet as pods, two on a node. They are created in an order that depends on the seed."""
     for number in Random(seed).sample(range(len(urls)), len(urls)):
-        place = urlsplit(urls[number])
+        place = split_url(urls[number])
         ports = {"warmroute.dev/ports": str(place.port)}
         cluster.put_pod(f"pod-{number}", ip=place.hostname, annotations=ports, node=f"node-{number % NODES}")
 

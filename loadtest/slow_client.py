@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from urllib.parse import urlsplit
 
 import httptools
 
+from router.addresses import split_url
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import IncomingResponse
@@ -33,7 +33,7 @@ async def slow_exchange(url: str, message: bytes, pause_s: float) -> SlowRespons
 
     Raises `ConnectFailed`, `UpstreamBroken` or `UpstreamTimeout`.
     """
-    parts = urlsplit(url)
+    parts = split_url(url)
     tls = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)
     try:

@@ -5,9 +5,12 @@ Each class has its HTTP status; `request/error_responses.py` makes responses of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import ClassVar
+
+import msgspec
 
 INTERNAL = "internal_error"
 """Code of an error that is not a `RouterError`."""
@@ -49,6 +52,41 @@ class ClientError(RouterError):
 
 class MalformedRequest(ClientError):
     code = "malformed_request"
+
+
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoders of msgspec raise."""
+_JSON_REASON = re.compile(r"JSON is malformed: (.*) \(byte (\d+)\)")
+_HALF = "half of a surrogate pair (\\ud800 to \\udfff), which is no character,"
+_JSON_MISTAKES = {
+    **dict.fromkeys(("hex escape", "surrogate"), _HALF),
+    "escape": "a backslash without a valid escape after it",
+    "keys must be": "a name without double quotes",
+    "trailing comma": "a comma after the last entry",
+    "expected": "a missing colon, comma or quotation mark",
+}
+"""What is wrong, by a part of msgspec's reason."""
+
+
+def not_json(error: Exception, body: bytes = b"", param: str | None = None) -> MalformedRequest:
+    """What is wrong with a body, or with this field of it, that raised one of `DECODE_ERRORS`."""
+    end = body[-64:].rstrip()
+    if RecursionError in (type(error), type(error.__cause__)):
+        why = "it is nested too deeply"
+    elif isinstance(error, UnicodeDecodeError):
+        why = "it is not UTF-8 text"
+    elif isinstance(error, msgspec.ValidationError):
+        problem = str(error).partition(" - at ")[0]
+        why = "it must be an object" if problem.startswith("Expected") else f"it {problem}"
+    elif found := _JSON_REASON.fullmatch(str(error)):
+        mistakes = (ours for part, ours in _JSON_MISTAKES.items() if part in found[1])
+        why = f"{next(mistakes, 'a character that cannot be there')} at byte {found[2]}"
+    elif not end:
+        why = "it is empty"
+    else:  # msgspec reads six bytes for each half of a pair
+        why = f"{_HALF} near its end" if end.endswith(b"}") and b"\\u" in end else "it ends before its last bracket"
+    where = f"`{param}`" if param else "The request body"
+    return MalformedRequest(f"{where} is not valid JSON: {why}.", param=param)
 
 
 class ContextTooLong(ClientError):

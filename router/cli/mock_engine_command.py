@@ -17,6 +17,7 @@ import typer
 import uvloop
 from zmq import ZMQError
 
+from router.addresses import MAX_PORT
 from router.cli.options import with_options
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
@@ -35,7 +36,6 @@ TOKENIZER = TokenizerSource(
 )
 """Tokenizer of the mock engines. Their router must use the same one."""
 MAX_CONTEXT_TOKENS = 131_072
-MAX_PORT = 65_535
 
 
 @dataclass(frozen=True, kw_only=True)

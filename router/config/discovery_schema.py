@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any, Self, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -16,13 +16,13 @@ from pydantic import (
     model_validator,
 )
 
+from router.addresses import read_address
 from router.config.load import FilePath, HttpUrl, SecretPath, Strict, checked_url
 from router.config.mistakes import wrong_at
-from router.config.pod_schema import KvEvents, PodAuth, PodSettings, PodTlsFiles
+from router.config.pod_schema import HOST, KvEvents, PodAuth, PodSettings, PodTlsFiles
 
-HOST = "{host}"
-"""Replaced by a pod's host in the KV event endpoints of discovered pods."""
 ALL_NAMESPACES = "*"
+DNS_PORT = 53
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 _Entry = TypeVar("_Entry")
@@ -31,6 +31,14 @@ _Entry = TypeVar("_Entry")
 def _namespace(value: str) -> str:
     if value != ALL_NAMESPACES and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", value):
         raise ValueError('must be the name of a namespace, or "*" for all')
+    return value
+
+
+def _dns_server(value: str) -> str:
+    try:
+        ip_address(read_address(value, DNS_PORT)[0] if value else "::")
+    except ValueError:
+        raise ValueError("must be an IP address, optionally with a port: 10.0.0.10:53 or [fd00::10]:53") from None
     return value
 
 
@@ -74,9 +82,8 @@ class DiscoveredPods(GroupSettings):
 def _target(value: str) -> str:
     if "://" in value:
         return checked_url(value)
-    target = checked_url(f"http://{value}").removeprefix("http://")
-    if urlsplit(f"http://{target}").port is None or "/" in target:
-        raise ValueError("must be HOST:PORT or a URL")
+    target = value.rstrip("/")
+    read_address(target)
     return target
 
 
@@ -106,8 +113,8 @@ class DnsName(Strict):
     `_http._tcp.vllm.models.svc.cluster.local`."""
     port: Port | None = None
     """Required for A and AAAA records; SRV records contain it."""
-    server: Annotated[str, Field(pattern=r"^([0-9.]+(:\d{1,5})?)?$")] = ""
-    """Address of the DNS server, as IP or IP:PORT. Default: those of /etc/resolv.conf."""
+    server: Annotated[str, AfterValidator(_dns_server)] = ""
+    """Address of the DNS server, as IP, IP:PORT or [IPv6]:PORT. Default: those of /etc/resolv.conf."""
     pod: DiscoveredPods = DiscoveredPods()
 
     @model_validator(mode="after")

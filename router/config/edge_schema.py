@@ -56,6 +56,6 @@ class Edge(Strict):
     session_headers: tuple[_HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
     """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
     defaults are those of OpenCode, Codex and Claude Code."""
-    tenant_header: str = "x-tenant-id"
+    tenant_header: _HeaderName = "x-tenant-id"
     """Header with the name of the tenant, where no `tenants` are configured: any client may send any. With them,
     the key decides."""

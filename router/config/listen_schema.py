@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, ValidationInfo, field_validator
 
+from router.addresses import read_host
 from router.config.load import FilePath, SecretPath, Strict
 from router.config.pod_schema import SocketPath
 
 
 def _host(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", value):
-        try:
-            ip_address(value)
-        except ValueError:
-            raise ValueError("must be a host name or an IP address, without scheme and port") from None
-    return value
+    """The host; a link-local address may name its zone, such as fe80::1%eth0."""
+    address, percent, zone = value.partition("%")
+    return read_host(address) + percent + zone
 
 
 def _one_process(workers: int) -> int:

@@ -13,11 +13,11 @@ from functools import lru_cache
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 from ruamel.yaml import YAML
 
+from router.addresses import split_url
 from router.config.environment import with_environment
 from router.config.mistakes import UNSHOWN, explain_mistakes, place_in_data, unshown, yaml_mistake
 from router.errors import ConfigError
@@ -31,12 +31,8 @@ class Strict(BaseModel):
 
 def checked_url(value: str) -> str:
     """The URL of a server, without a slash at its end. Raises `ValueError`."""
-    try:
-        parts = urlsplit(value)
-        host, _ = parts.hostname, parts.port
-    except ValueError:  # its message contains the value
-        host = None
-    if not host or parts.scheme not in ("http", "https") or not value.isprintable() or " " in value:
+    parts = split_url(value)
+    if not parts.hostname or parts.scheme not in ("http", "https") or not value.isprintable() or " " in value:
         raise ValueError("must look like http://host:port")
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError("must be scheme, host, port and optionally a path prefix, without user name and password")
@@ -68,7 +64,7 @@ def _tokenizer(value: str, info: ValidationInfo) -> str:
     if MODEL_FOLDER in value and not _IN_FOLDER.fullmatch(value):
         raise ValueError(f"{MODEL_FOLDER} must be a folder inside another one, such as /models/{MODEL_FOLDER}")
     is_path = value.startswith(("./", "../")) or MODEL_FOLDER in value
-    is_path = is_path or (value != ENGINE_TOKENIZER and Path(resolved).is_dir())
+    is_path = is_path or (value != ENGINE_TOKENIZER and os.path.isdir(resolved))  # noqa: PTH112 - also of a name that is too long
     return resolved if is_path else value
 
 

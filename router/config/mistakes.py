@@ -20,8 +20,6 @@ UNSHOWN = "values of this type are not shown"
 """Metadata of a type whose invalid values may contain a secret."""
 _SECRET = (SecretStr, SecretBytes, Secret)
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-_QUOTE = re.compile(r"""(['"])(?:.|<[a-z ]+>)\1|(['"])""")
-"""Either a quoted character or kind of token, or another quotation mark."""
 _SCALARS = (str, int, float, bool, type(None))
 _MESSAGES = {
     "missing": "is required",
@@ -31,15 +29,29 @@ _MESSAGES = {
     "float": "must be a number",
     "tuple": "must be a list; begin each entry with `- `",
     **dict.fromkeys(("dict", "model", "dataclass"), "must be a mapping of keys to values"),
+    "string_pattern_mismatch": "must match {pattern}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entries",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",  # pydantic's message contains the value
+    "union_tag_not_found": "needs {discriminator}",
 }
-"""Messages by the first word of pydantic's name for the mistake."""
+"""Messages by pydantic's name for the mistake, or by its first word."""
 _WITH_UNIT = re.compile(r"[\d.]+\s*[A-Za-z]+")
 _DUPLICATE = re.compile(r'found duplicate key "([a-z_]{1,40})"')
 _YAML_HINTS = {
     "'\\t'": "a tab; indent with spaces",
     "another document": "a second document; keep one, without a line `---`",
+    "special characters": "a control character, which is not allowed",
+    "start any token": "text that begins with @, ` or %; quote it",
+    "alias counts": "more values than are read; an alias counts as all values that it stands for",
+    **dict.fromkeys(("undefined alias", "alphabetic"), "text that begins with * or &; quote it"),
+    "escape": "a backslash without a valid escape after it; use single quotes",
+    "recursion": "nested too deeply",
+    "expected ':'": "a line without `: ` between key and value",
     "mapping values are not allowed": "a colon where no key can be; check the indentation, and quote values with `: `",
-    "end of stream": "a quotation mark or bracket that is not closed",
+    "stream": "a quotation mark or bracket that is not closed",
 }
 """What is wrong, by a part of the YAML library's message."""
 REMOVED_KEYS = {
@@ -136,16 +148,11 @@ def _value_at(data: Any, key: str | int) -> Any:
 
 
 def yaml_mistake(problem: str) -> str:
-    """The YAML library's message, with what to do; without the values that it quotes from the file."""
+    """What to do, by the YAML library's message, which may quote a secret."""
     if duplicate := _DUPLICATE.search(problem):
         return f"{duplicate[1]}: duplicate key; remove one"
-    return next((hint for part, hint in _YAML_HINTS.items() if part in problem), "") or _without_content(problem)
-
-
-def _without_content(problem: str) -> str:
-    """The message up to the first text that it quotes from the file."""
-    quotes = (match.start() for match in _QUOTE.finditer(problem) if match[2])
-    return problem[: next(quotes, None)].rstrip(" :") or "a value does not match its tag"
+    hints = (hint for part, hint in _YAML_HINTS.items() if part in problem)
+    return next(hints, "a key is no text, or a value does not match its tag, `<<` or the form of a date")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -168,10 +175,10 @@ def may_hold_secret(annotation: Any, within: frozenset[type] = frozenset()) -> b
 
 
 def _message(problem: ErrorDetails) -> str:
-    if problem["type"] == "union_tag_invalid":  # its message contains the value
-        return "{discriminator} must be one of {expected_tags}".format(**problem["ctx"])
-    plain = _MESSAGES.get(problem["type"].partition("_")[0])
+    kind = problem["type"]
+    plain = _MESSAGES.get(kind) or _MESSAGES.get(kind.partition("_")[0])
     if plain:
+        plain = plain.format(**problem.get("ctx", {}))
         has_unit = isinstance(problem["input"], str) and _WITH_UNIT.fullmatch(problem["input"])
         return f"{plain}, without a unit" if has_unit and plain.endswith(("integer", "number")) else plain
     return problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be", 1)

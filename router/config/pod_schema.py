@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from router.addresses import read_address, read_host
 from router.config.load import FilePath, HttpUrl, SecretPath, SecretVariable, Strict
 from router.config.mistakes import not_one_of, wrong_at
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
@@ -32,6 +31,7 @@ def _one_of(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+HostName = Annotated[str, AfterValidator(read_host)]
 SocketPath = Annotated[str, AfterValidator(_socket_path)]
 EngineName = Annotated[str, _one_of(*ENGINES)]
 HandoffName = Annotated[str, _one_of(*DIALECTS, "")]
@@ -78,11 +78,16 @@ def credential_fields(auth: PodAuth | None, tls: PodTlsFiles | None) -> dict[str
 
 
 def _zmq_address(value: str) -> str:
-    if re.fullmatch(r"tcp://.+:[0-9]{1,5}|ipc://.+", value) is None:
+    scheme, _, place = value.partition("://")
+    if scheme not in ("tcp", "ipc") or not place:
         raise ValueError("must be tcp://HOST:PORT or ipc://PATH")
+    if scheme == "tcp":
+        read_address(place.replace(HOST, "host").replace("*", "host"))
     return value
 
 
+HOST = "{host}"
+"""Replaced by a pod's host in the KV event endpoints of discovered pods."""
 ZmqAddress: TypeAlias = Annotated[str, AfterValidator(_zmq_address)]
 
 
@@ -104,7 +109,7 @@ class PodSettings(Strict):
     have a default)."""
     handoff_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Port on which peers read this pod's KV. Default: the dialect's (mooncake and bootstrap 8998, p2p 5710)."""
-    handoff_hosts: tuple[str, ...] = ()
+    handoff_hosts: tuple[HostName, ...] = ()
     """Hosts besides that of its URL that its handoffs may name: of a network for KV, or its address where the URL has a
     name. The decode pod connects to them; a handoff with another one is not used."""
     pulls: PullDialectName = ""
@@ -128,6 +133,11 @@ class PodSettings(Strict):
     zone: str = ""
 
 
+def default_id(url: str) -> str:
+    """Host, port and path of the URL, as written."""
+    return url.partition("://")[2]
+
+
 class PodConfig(PodSettings):
     """One pod."""
 
@@ -147,8 +157,7 @@ class PodConfig(PodSettings):
     def ids(self) -> tuple[str, ...]:
         """The ids of its pods: one per data-parallel rank, `id#rank` if there are several. The default id is host, port
         and path of the URL."""
-        parts = urlsplit(self.url)
-        own = self.id or parts.netloc + parts.path
+        own = self.id or default_id(self.url)
         return tuple(f"{own}#{rank}" for rank in range(self.dp_size)) if self.dp_size > 1 else (own,)
 
     @property

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, SecretStr
+
+from router.addresses import HostPort, read_address
 
 DEFAULT_PORT = 6379
 
@@ -18,7 +20,7 @@ DEFAULT_PORT = 6379
 class RedisUrlParts:
     """The parts of `redis[s]://[user[:password]@]host[:port][,host[:port]...][/database]`."""
 
-    nodes: tuple[tuple[str, int], ...]
+    nodes: tuple[HostPort, ...]
     database: int
     username: str
     password: str = field(repr=False)
@@ -39,7 +41,7 @@ def split_redis_url(url: SecretStr) -> RedisUrlParts:
     if database and not (database.isascii() and database.isdecimal()):
         raise ValueError("the database in a Redis URL must be a number; percent-encode / in the password")
     return RedisUrlParts(
-        nodes=tuple(_node(server) for server in servers.split(",")),
+        nodes=tuple(map(_node, servers.split(","))),
         database=int(database or 0),
         username=unquote(username),
         password=unquote(password),
@@ -47,15 +49,14 @@ def split_redis_url(url: SecretStr) -> RedisUrlParts:
     )
 
 
-def _node(server: str) -> tuple[str, int]:
+def _node(server: str) -> HostPort:
     try:
-        parts = urlsplit(f"//{server}")
-        host, port = parts.hostname, parts.port
-    except ValueError:  # its message contains the value
-        host, port = None, None
-    if not host or parts.query or parts.fragment or parts.netloc != server:
-        raise ValueError("a Redis URL needs host[:port] for each server; percent-encode :/?#[]@ in the password")
-    return host, DEFAULT_PORT if port is None else port
+        return read_address(server, DEFAULT_PORT)
+    except ValueError:
+        raise ValueError(
+            "a Redis URL needs host[:port] for each server, an IPv6 address in brackets and without a zone; "
+            "percent-encode :/?#[]@ in the password"
+        ) from None
 
 
 def _checked(url: SecretStr) -> SecretStr:

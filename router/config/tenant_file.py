@@ -25,10 +25,10 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
+from router.addresses import split_url, url_host
 from router.admission.jwt_verifier import Issuer
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
@@ -53,11 +53,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=1024)]
 
 def provider_url(value: str) -> str:
     """The URL of an identity provider, unchanged. Raises `ValueError`."""
-    try:
-        parts = urlsplit(value)
-        host, _ = parts.hostname, parts.port
-    except ValueError:  # its message contains the value
-        host = None
+    parts, host = split_url(value), url_host(value)
     is_secure = host and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOCAL_HOSTS))
     if not is_secure or not value.isprintable() or " " in value or parts.fragment or "@" in parts.netloc:
         raise ValueError("must look like https://host/path, without user name and password (http on this machine only)")

@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
+from router.addresses import join_address, read_address, url_host
 from router.engines.prometheus import LoadGauges, read_load
 from router.guards import Bound, in_range
 from router.prompt.apis.conversion import Conversion
@@ -22,7 +22,6 @@ from router.prompt.pictures.picture_reader import Identify
 from router.types import MAX_NAME_CHARACTERS, Endpoint, Pod, PodLoad
 
 MODELS_PATH = "/v1/models"
-MAX_PORT = 65535
 TOKENIZE_PATH = "/tokenize"
 MAX_MODELS = 2048
 """Models and adapters of one pod that are known; further ones are ignored, as are those with too long names."""
@@ -283,21 +282,12 @@ def rank_headers(pod: Pod) -> Mapping[str, str]:
     return {} if pod.dp_rank is None else {"x-data-parallel-rank": str(pod.dp_rank)}
 
 
-def host(pod: Pod) -> str:
-    """The host of a pod's URL; an IPv6 address without brackets."""
-    return urlsplit(pod.url).hostname or ""
-
-
-def host_before_port(pod: Pod) -> str:
-    """The same for use in front of a port: an IPv6 address in brackets."""
-    name = host(pod)
-    return f"[{name}]" if ":" in name else name
-
-
 def on_pod(endpoint: str, pod: Pod) -> str | None:
     """The ZMQ address that a pod reports, with the host on which the pod is reached: what a pod says never makes the
     router connect elsewhere. None unless it is TCP and a port. Only the configuration names other addresses."""
     scheme, _, address = endpoint.partition("://")
-    port = address.rpartition(":")[2]
-    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and in_range(int(port), 1, MAX_PORT)
-    return f"tcp://{host_before_port(pod)}:{port}" if scheme == "tcp" and is_port else None
+    try:
+        port = read_address(address.replace("*", "host"))[1] if scheme == "tcp" else 0
+    except ValueError:
+        return None
+    return f"tcp://{join_address(url_host(pod.url), port)}" if port else None

@@ -72,8 +72,27 @@ def added_path(path: str) -> str:
     if path in LORA_PATHS:
         raise ValueError("is on the admin listener, which loads adapters on all pods of a model")
     if _OWN.fullmatch(path):
-        raise ValueError("is answered by the router itself")
+        raise ValueError("is reserved for the router itself")
     return path
+
+
+_LISTED = frozenset({*INFERENCE_PATHS, "/v1/models"})
+
+
+def meant_hint(path: str) -> str:
+    """The path of the API that this one ends with, if /v1 or a slash is missing or too much, and the base URLs with
+    which clients find it; else ""."""
+    parts = [part for part in path.rsplit("/", 8) if part][-3:]  # below /v1, no path has more
+    ends = ["/".join(parts[first:]) for first in range(len(parts))]
+    meant = next((start + end for end in ends for start in ("/v1/", "/") if start + end in _LISTED), "")
+    base_urls = "Base URLs of clients: http://ROUTER/v1 for OpenAI's, http://ROUTER for Anthropic's."
+    return f" Did you mean {meant}? {base_urls}" if meant else ""
+
+
+def api_end(prefix: str) -> str:
+    """The end of the path of a pod's URL that is a part of the API's paths, which the router appends; "" if none is."""
+    versioned = (path for path in ("/v1", *_LISTED) if path.startswith("/v"))
+    return next((end for end in versioned if prefix.rstrip("/").endswith(end)), "")
 
 
 class ForwardedPaths:

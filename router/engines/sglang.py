@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from router.addresses import join_address
 from router.engines.adapter import (
     MAX_BLOCK_TOKENS,
     MAX_RANKS,
@@ -97,6 +98,6 @@ def _kv_events(info: _ServerInfo, pod: Pod) -> KvEventSource | None:
     if pod.dp_rank is None and info.dp_size > 1:
         return None
     rank, replay = pod.dp_rank or 0, events.replay_endpoint_port_base
-    endpoint = on_pod(f"tcp://{events.endpoint_host}:{events.endpoint_port_base + rank}", pod)
-    replays = on_pod(f"tcp://{events.endpoint_host}:{replay + rank}", pod) if replay is not None else None
+    endpoint = on_pod(f"tcp://{join_address(events.endpoint_host, events.endpoint_port_base + rank)}", pod)
+    replays = on_pod(f"tcp://{join_address(events.endpoint_host, replay + rank)}", pod) if replay is not None else None
     return KvEventSource(endpoint, replays) if endpoint else None

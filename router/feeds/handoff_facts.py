@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.addresses import split_url
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect
 from router.errors import UpstreamError
@@ -70,4 +71,4 @@ class HandoffFacts:
 
 def _credentials(pod: Pod, url: str) -> Pod | None:
     """The pod, if its bootstrap server may get its credentials; None where they would leave TLS."""
-    return pod if url.partition(":")[0] == pod.url.partition(":")[0] else None
+    return pod if split_url(url).scheme == split_url(pod.url).scheme else None

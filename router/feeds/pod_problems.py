@@ -8,12 +8,13 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
 
 import structlog
 
+from router.addresses import split_url, url_host
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES
+from router.engines.forwarded_paths import api_end
 from router.errors import UpstreamBroken, UpstreamError, shortened
 from router.fleet.fleet import Fleet, Listener
 from router.guards import OutOfBounds
@@ -73,7 +74,7 @@ def unusable_reason(pod: Pod, error: UpstreamError) -> str:
 def _connect_problem(pod: Pod, error: UpstreamError) -> str:
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
-            return f"unknown host name {urlsplit(pod.url).hostname!r}; correct pods[].url or the DNS of this machine"
+            return f"unknown host name {url_host(pod.url)!r}; correct pods[].url or the DNS of this machine"
         if isinstance(cause, ssl.SSLError):
             return _tls_problem(pod, cause)
         if isinstance(cause, ConnectionRefusedError):
@@ -91,15 +92,20 @@ def _tls_problem(pod: Pod, error: ssl.SSLError) -> str:
 
 
 def _status_problem(pod: Pod, error: UpstreamError) -> str:
-    if not isinstance(error, UpstreamBroken) or error.status not in _DENIED:
+    if not isinstance(error, UpstreamBroken) or error.status not in (*_DENIED, HTTPStatus.NOT_FOUND):
         return ""
+    if error.status == HTTPStatus.NOT_FOUND:
+        path = split_url(pod.url).path
+        unneeded = api_end(path)
+        wrong = f"remove {unneeded}, which the router appends, from" if unneeded else f"check the path {path} of"
+        return f"{error}; {wrong} pods[].url" if path else ""
     if source := pod.bearer_file or pod.bearer_env:
         return f"{error.status} {HTTPStatus(error.status).phrase}; the engine does not accept the key of {source}"
     return f"{error}; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
 
 
 def _address(pod: Pod) -> str:
-    return pod.socket or urlsplit(pod.url).netloc
+    return pod.socket or split_url(pod.url).netloc
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
+from router.addresses import HostPort, read_address
 from router.fleet.retry_pause import retry_pause_s
 from router.guards import Bound, OutOfBounds
 
@@ -94,7 +95,7 @@ async def connected(endpoint: str, kind: bytes, bound: Bound) -> AsyncIterator[Z
         if scheme == "ipc":
             reader, writer = await asyncio.open_unix_connection(address)
         else:
-            reader, writer = await asyncio.open_connection(*_host_and_port(address))
+            reader, writer = await asyncio.open_connection(*read_address(address))
     async with _linked(reader, writer, kind, bound) as link:
         yield link
 
@@ -111,14 +112,14 @@ async def _linked(
         writer.transport.abort()
 
 
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]").replace("*", "0.0.0.0"), int(port)
-
-
 def binds(endpoint: str) -> bool:
     """Whether the endpoint has a wildcard address: bind it instead of connecting to it."""
-    return "*" in endpoint or endpoint.startswith("tcp://[::]")
+    return endpoint.startswith("tcp://") and ("*" in endpoint or _listened(endpoint)[0] == "::")
+
+
+def _listened(endpoint: str) -> HostPort:
+    """The address to bind; `*` is all of IPv4."""
+    return read_address(endpoint.removeprefix("tcp://").replace("*", "0.0.0.0"))
 
 
 async def subscribe(endpoint: str, bound: Bound, follow: Follow) -> None:
@@ -148,8 +149,8 @@ async def _accept(endpoint: str, bound: Bound, follow: Follow) -> None:
                 await follow(link)
 
     async with asyncio.TaskGroup() as group:
-        address = _host_and_port(endpoint.removeprefix("tcp://"))
-        server = await asyncio.start_server(lambda *ends: group.create_task(serve(*ends)), *address)
+        ends = _listened(endpoint)
+        server = await asyncio.start_server(lambda *pair: group.create_task(serve(*pair)), *ends)
         try:
             await asyncio.Event().wait()
         finally:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
+from router.addresses import url_host
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.events import MAX_AHEAD
 from router.index.hit_probe import CacheHabits
@@ -165,7 +165,7 @@ class Holders:
             publisher = self._publishers.get(pod.id)
             generation = publisher.generation if publisher else bound_generation
             readable = _same_tokens(generation, store.generation) and _same_weights(generation, store.generation)
-            if not readable or store.facts.reach not in (ALL_PODS, pod.host or urlsplit(pod.url).hostname):
+            if not readable or store.facts.reach not in (ALL_PODS, pod.host or url_host(pod.url)):
                 continue
             gpu, cpu, disk, remote = found.get(pod.id, (0, 0, 0, 0))
             more = blocks - (gpu + cpu + disk + remote)

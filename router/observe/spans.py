@@ -24,6 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from router import __version__
+from router.addresses import split_url
 from router.decision import Split
 from router.endpoints import endpoint_of
 from router.observe.ended import EndedRequest
@@ -124,12 +125,12 @@ class _Spans:
                 yield self._leg(leg, end_s, error if leg is failed else "")
 
     def _leg(self, leg: Leg, end_s: float, error: str) -> ReadableSpan:
-        host, _, port = leg.address.rpartition(":")
+        server = split_url(f"//{leg.address}")
         attributes = self._shared | _present(
             {
                 "gen_ai.provider.name": self._engines().get(leg.pod),
-                "server.address": host or leg.address,
-                "server.port": int(port) if host and port.isdigit() else None,
+                "server.address": server.hostname,
+                "server.port": server.port,
                 "warmroute.pod": leg.pod,
                 "error.type": error or None,
             }

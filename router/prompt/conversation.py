@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.errors import MalformedRequest
+from router.errors import DECODE_ERRORS, MalformedRequest, not_json
 from router.prompt.content_format import ContentFormat
 from router.prompt.json_floats import short_float
 from router.prompt.tools import argument_characters, developer_tools, normal_tool_call
@@ -98,8 +98,8 @@ def with_decoded_messages(prompt: Mapping[str, Any]) -> Mapping[str, Any]:
         return prompt
     try:
         return {**prompt, "messages": [_ANY.decode(message) for message in messages]}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"a message is not valid JSON: {error}", param="messages") from error
+    except DECODE_ERRORS as error:
+        raise not_json(error, param="messages") from error
 
 
 class PlainMessage(msgspec.Struct, gc=False, forbid_unknown_fields=True):

@@ -10,5 +10,5 @@ MAX_CHARACTERS = 32
 def short_float(text: str) -> float:
     """The `float_hook` of decoders. `ValueError` for a longer text."""
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"a number has {len(text)} characters, more than {MAX_CHARACTERS}")
+        raise ValueError(f"has a number of {len(text)} characters, more than {MAX_CHARACTERS}")
     return float(text)

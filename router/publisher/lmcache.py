@@ -20,6 +20,7 @@ import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from router.addresses import join_address
 from router.feeds.kv_zmq import KvSink
 from router.publisher.lmcache_chunks import ChunkTable, Entry
 from router.stores.logged_once import LoggedOnce
@@ -108,7 +109,7 @@ class Coordinator:
 
     def register(self, body: Any, now_s: float) -> dict[str, Any]:
         registration = msgspec.convert(body, Registration)
-        name = registration.instance_id.strip() or f"mp-{registration.ip}:{registration.http_port}"
+        name = registration.instance_id.strip() or f"mp-{join_address(registration.ip, registration.http_port)}"
         server = self._servers.setdefault(name, _Server(now_s))
         was_registered = server.registration is not None
         server.registration, server.last_seen_s = registration, now_s

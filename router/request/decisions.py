@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
-from urllib.parse import urlsplit
 
+from router.addresses import join_address, url_address, url_host
 from router.decision import RouteDecision
 from router.errors import NoReadyPod
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
@@ -159,5 +159,4 @@ def within(fleet: FleetSnapshot, addresses: frozenset[str]) -> FleetSnapshot:
 @lru_cache(4096)
 def addresses_of(url: str) -> tuple[str, str]:
     """Host and port of a pod, and its host."""
-    parts = urlsplit(url)
-    return parts.netloc, parts.hostname or ""
+    return join_address(*url_address(url)), url_host(url)

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from router.apis.body_types import ChatBody, OtherBody
+from router.apis.body_types import MAX_NAME_CHARACTERS, ChatBody, OtherBody
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
-from router.errors import MalformedRequest
+from router.errors import DECODE_ERRORS, MalformedRequest, not_json
 from router.prompt.json_floats import short_float
 from router.types import Endpoint, PromptKind
 
@@ -85,7 +85,10 @@ _OBJECT_BEGINS = re.compile(rb"\s*\{")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_LIST = msgspec.json.Decoder(list[msgspec.Raw])
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_TYPES = {"str": "a string", "array": "an array", "object": "an object", "int": "an integer", "float": "a number"}
+_TYPES |= {"bool": "true or false", "null": "null"}
+"""What a type of msgspec is in JSON."""
 
 
 def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -> Any:
@@ -97,11 +100,9 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
         if len(body) <= LARGE_BYTES and not body.isascii():
             body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `$")
-        param = path.rstrip("`").lstrip(".") or None
-        raise MalformedRequest(f"{message}{f' in `{param}`' if param else ''}.", param=param) from error
-    except _DECODE_ERRORS as error:
-        raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
+        raise _wrong_field(str(error)) from error
+    except DECODE_ERRORS as error:
+        raise not_json(error, body) from error
     if endpoint in _NUMBERS_OF:
         for name, raw in _without(msgspec.UNSET, _NUMBERS_IN[endpoint], _NUMBERS_OF[endpoint](parsed)):
             setattr(parsed, name, _number(name, raw))
@@ -110,7 +111,7 @@ def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -
     if endpoint.api.prompt is PromptKind.CHAT:
         _check_chat(parsed)
     elif endpoint.api.prompt is PromptKind.COMPLETION and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
-        raise MalformedRequest("Expected `str | array` in `prompt`.", param="prompt")
+        raise MalformedRequest("`prompt` must be a string or an array.", param="prompt")
     return parsed
 
 
@@ -137,7 +138,22 @@ def _number(name: str, raw: msgspec.Raw) -> Any:
     try:
         return _NUMBERS[name].decode(raw)
     except msgspec.ValidationError as error:
-        raise MalformedRequest(f"{error} in `{name}`.", param=name) from error
+        raise _wrong_field(f"{error} - at `${name}`", bytes(raw).decode()) from error
+
+
+def _wrong_field(problem: str, value: str = "") -> MalformedRequest:
+    """What a field must be, from a message of msgspec, and the value that it has."""
+    path, message = _PATH.search(problem), _PATH.sub("", problem)
+    types = [" or ".join(_TYPES.get(one, one) for one in each.split(" | ")) for each in re.findall("`(.*?)`", message)]
+    param = path[1] if path else ""
+    if message.startswith("Object missing"):
+        param, why = types[0], "is required"  # of the body: no other object of it has required fields
+    elif message.startswith("Expected"):
+        longest = f" of at most {MAX_NAME_CHARACTERS} characters" if "of length" in message else ""
+        why = f"must be {types[0]}{longest}, got {value or (types[1:] or ['more'])[0]}"
+    else:
+        why = f"is a number out of range{value and f', got {value}'}" if message.startswith("Number") else message
+    return MalformedRequest(f"{f'`{param}`' if param else 'The request body'} {why}.", param=param or None)
 
 
 def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
@@ -168,8 +184,8 @@ def without_engine_fields(body: bytes) -> bytes:
     try:
         fields = _RAW_OBJECT.decode(body)
         kept = _FieldSearch().without_steering(fields, MAX_NESTING)
-    except _DECODE_ERRORS as error:
-        raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
+    except DECODE_ERRORS as error:
+        raise not_json(error, body) from error
     unchanged = len(kept) == len(fields) and CONTAINERS.isdisjoint(fields)
     return body if unchanged else msgspec.json.encode(kept)
 
@@ -231,7 +247,7 @@ def _check_chat(parsed: ChatBody) -> None:
     first_bytes = bytes(map(_FIRST_BYTE, map(_VIEW, parsed.messages)))
     if rest := first_bytes.lstrip(b"{"):
         where = f"messages[{len(first_bytes) - len(rest)}]"
-        raise MalformedRequest(f"Expected `object` in `{where}`.", param=where)
+        raise MalformedRequest(f"`{where}` must be an object.", param=where)
     if parsed.continue_final_message and parsed.add_generation_prompt:
         raise MalformedRequest(
             "`continue_final_message` and `add_generation_prompt` exclude each other: "

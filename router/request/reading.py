@@ -15,7 +15,7 @@ from router.admission.tenant import Tenant
 from router.apis.openai import ASKED_USAGE
 from router.config.edge_schema import Edge
 from router.engines.engine_catalog import accepts_salt
-from router.errors import MalformedRequest, NoReadyPod, UnknownModel, shortened
+from router.errors import DECODE_ERRORS, MalformedRequest, NoReadyPod, UnknownModel, not_json, shortened
 from router.fleet.fleet import Fleet
 from router.prompt.completion import number_of_prompts
 from router.request.parse import (
@@ -185,7 +185,7 @@ def with_field(body: bytes, name: str, value: Any) -> bytes:
     """The body with this value in place of its own. Raises `MalformedRequest` unless it is a JSON object."""
     try:
         fields = _OBJECT.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"The request body is not a valid JSON object: {error}") from error
+    except DECODE_ERRORS as error:
+        raise not_json(error, body) from error
     fields.pop(name, None)
     return msgspec.json.encode({**fields, name: value})

@@ -16,6 +16,7 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.server import ServerState
 
+from router.addresses import join_address, url_address
 from router.sim.mock.event_publisher import KvPublisher
 from router.sim.mock.faults import ENGINE_FAULTS, Fault, FaultBoard, FaultKind
 from router.sim.mock.handoff_service import HandoffService
@@ -53,7 +54,7 @@ class MockEngine:
 
     @property
     def url(self) -> str:
-        return f"http://{self.config.host}:{self.port}"
+        return f"http://{join_address(self.config.host, self.port)}"
 
     @property
     def pinned_requests(self) -> tuple[str, ...]:
@@ -211,8 +212,8 @@ class MockEngine:
         self._publisher = KvPublisher(self._kv_events, self.config.host, self.faults)
         self._kv_events = replace(
             self._kv_events,
-            port=_port_of(self._publisher.endpoint),
-            replay_port=_port_of(self._publisher.replay_endpoint),
+            port=url_address(self._publisher.endpoint)[1],
+            replay_port=url_address(self._publisher.replay_endpoint)[1],
         )
 
     def _close_publisher(self) -> None:
@@ -252,7 +253,3 @@ async def serve(
         ready(engines)
         ends: list[asyncio.Task[Any]] = [loop.create_task(terminate()), loop.create_task(interrupted.wait())]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _port_of(endpoint: str) -> int:
-    return int(endpoint.rpartition(":")[2])

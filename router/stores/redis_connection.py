@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 
+from router.addresses import join_address
 from router.errors import ConfigError
 
 RedisClient: TypeAlias = Any
@@ -83,7 +84,7 @@ class RedisConnection:
 
     def __init__(self, address: RedisAddress, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.nodes = ",".join(f"{host}:{port}" for host, port in address.nodes)
+        self.nodes = ",".join(join_address(*node) for node in address.nodes)
         self.client: RedisClient
         self._sentinels: Sequence[RedisClient] = ()
         options = _options(address, timeout_s)

@@ -10,14 +10,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from urllib.parse import urlsplit
 
 import structlog
 from fastapi import FastAPI
 
 from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfig
 from router.config.load import ENGINE_TOKENIZER
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import PodConfig, default_id
 from router.config.schema import ModelConfig, RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import OWNERS
@@ -178,8 +177,7 @@ def _with_router_id(pod: PodConfig) -> PodConfig:
     """The pod with the id that routers derive from its advertised URL. All sidecars have the same local URL."""
     if pod.id or pod.advertised_url is None:
         return pod
-    parts = urlsplit(pod.advertised_url)
-    return pod.model_copy(update={"id": parts.netloc + parts.path})
+    return pod.model_copy(update={"id": default_id(pod.advertised_url)})
 
 
 def generation_of(model: ModelConfig) -> Generation:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from router.addresses import split_url
 from router.config.links import load_link_classes
 from router.config.load import ENGINE_TOKENIZER, load_valid, read_document, read_text
 from router.config.model_names import with_model_folders
@@ -12,6 +12,7 @@ from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_
 from router.config.priors import all_priors
 from router.config.router_file import MistakeList, check_names, check_references
 from router.config.schema import ModelConfig, RouterConfig
+from router.engines.forwarded_paths import api_end
 from router.errors import ConfigError
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
@@ -71,7 +72,7 @@ def _check_policies(mistakes: MistakeList, config: RouterConfig, folder: Path) -
 
 
 def _check_addresses(mistakes: MistakeList, path: Path, config: RouterConfig) -> None:
-    """What is valid, but hardly meant: an empty file, and a pod at the port of web servers."""
+    """What is valid, but hardly meant: an empty file, a pod at the port of web servers or at a path of the API."""
     with mistakes.at():
         if not read_document(path).data:
             raise ConfigError(
@@ -79,5 +80,7 @@ def _check_addresses(mistakes: MistakeList, path: Path, config: RouterConfig) ->
             )
     for number, pod in enumerate(config.pods):
         with mistakes.at("pods", number, "url"):
-            if pod.url.startswith("http:") and urlsplit(pod.url).port is None:
+            if pod.url.startswith("http:") and split_url(pod.url).port is None:
                 raise ConfigError("no port; write the engine's, such as :8000, or :80")
+            if end := api_end(split_url(pod.url).path):
+                raise ConfigError(f"ends with {end}, which the router appends; write {pod.url.removesuffix(end)}")

@@ -16,9 +16,9 @@ from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from router.addresses import url_address
 from router.config.load import read_text
 from router.config.mistakes import nearest
 from router.errors import ConfigError, shortened
@@ -155,12 +155,12 @@ def _load_with_transformers(place: str) -> _Loaded:
 
 def _reaches_hub() -> bool:
     """Whether the hub accepts connections. Its client would try for a minute. Behind a proxy, that is not known."""
-    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if getproxies():
         return True
     try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=HUB_TIMEOUT_S).close()
-    except OSError:
+        hub = url_address(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+        socket.create_connection(hub, timeout=HUB_TIMEOUT_S).close()
+    except (OSError, ValueError):
         return False
     return True
 

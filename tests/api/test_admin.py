@@ -250,7 +250,7 @@ async def test_an_invalid_pod_is_refused_with_its_key_and_without_its_values(
     """400 in OpenAI's shape. Values may be secrets."""
     answer = await router.call("POST", "/admin/pods", json=body)
     assert (answer.status_code, error_of(answer)["type"]) == (400, "invalid_request_error")
-    assert error_of(answer)["param"] == key and error_of(answer)["message"].startswith(key or "body")
+    assert error_of(answer)["param"] == key and error_of(answer)["message"].startswith(key or "The request body")
     assert "secret" not in answer.text and len(answer.content) < 1000
     assert "Value error" not in answer.text
     assert not router.added

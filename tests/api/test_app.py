@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -14,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
+from router.config.edge_schema import Edge
 from router.config.schema import Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
@@ -120,6 +122,38 @@ async def test_unknown_paths_and_methods_have_openai_errors(router: PublicEndpoi
     answer = await router.call("POST", "/livez")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
     assert error_of(answer)["message"] == "/livez does not support POST."
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat/completions/chat/completions", "/v1/chat/completions"),
+        ("/openai/v1/responses", "/v1/responses"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/v1/messages/count_tokens", "/v1/messages/count_tokens"),
+        ("/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+        ("/v1/tokenize", "/tokenize"),
+    ],
+)
+async def test_a_wrong_base_url_of_a_client_is_named(router: PublicEndpoints, path: str, meant: str) -> None:
+    """With what the base URL should be."""
+    answer = await router.call("GET", path)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+    assert f" Did you mean {meant}? Base URLs of clients: http://ROUTER/v1 for OpenAI's" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("path", ["/x/", "/a%20b", "/caf%C3%A9", "/", "/ui", "/livez/x", "/v1/x/", "/tokenizer_info"])
+async def test_a_404_never_advises_a_path_that_the_configuration_refuses(router: PublicEndpoints, path: str) -> None:
+    """The rule that checks `edge` decides."""
+    message = error_of(await router.call("POST", path))["message"]
+    advised = re.search(r"can add this one under `edge\.(\w+)`", message)
+    assert advised is not None or "cannot add this one: it " in message
+    if advised:
+        assert getattr(Edge.model_validate({advised[1]: (path,)}), advised[1]) == (path,)
 
 
 @pytest.mark.parametrize("path", ["/health", "/healthz"])

@@ -65,6 +65,25 @@ def test_a_path_with_two_readings_is_refused(url: bytes) -> None:
     assert "ambiguous" in target.fault and not ForwardedPaths().methods(target.path)
 
 
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        (b"/v1//chat/completions", "an empty segment. Did you mean /v1/chat/completions?"),
+        (b"//v1/messages", "an empty segment. Did you mean /v1/messages?"),
+        (b"/v1/responses//cancel", "an empty segment. Send"),
+        (b"/v1/models//", "an empty segment. Did you mean /v1/models?"),
+        (b"/v1/a\\b", "a backslash. Send"),
+        (b"/v1/../metrics", "a dot segment. Send"),
+        (b"/v1/a%", "a percent sign that encodes nothing. Send"),
+        (b"/v1%2fx", "an encoded slash"),
+        (b"/v1/ch%61t/x", "an encoded character that needs no encoding. Send"),
+    ],
+)
+def test_a_refused_path_says_what_is_wrong_with_it(url: bytes, fault: str) -> None:
+    """And what was meant, if that is known."""
+    assert fault in read_target(url).fault
+
+
 @pytest.mark.parametrize("url", PLAIN)
 def test_a_plain_path_is_accepted(url: bytes) -> None:
     """Names of models and pods may have encoded slashes: only the router reads them."""

@@ -111,6 +111,17 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
         ("admin: {host: 0.0.0.0}\n", "1: admin.bearer_file", "required, because `host` is not a loopback"),
         ("admin: {bearer_file: empty}\n", "1: admin.bearer_file", "/empty contains no token; write one on a line"),
         ("pods:\n- url: 10.0.0.7:8000\n", "2: pods.0.url", "must look like http://host:port"),
+        ("pods:\n- url: http://::1:8000\n", "2: pods.0.url", "an IPv6 address in brackets: http://[::1]:8000"),
+        (
+            "pods:\n- url: http://a:1/v1/\n",
+            "2: pods.0.url",
+            "ends with /v1, which the router appends; write http://a:1",
+        ),
+        (
+            "pods:\n- url: http://a:1/team/v1/chat/completions\n",
+            "2: pods.0.url",
+            "ends with /v1/chat/completions, which the router appends; write http://a:1/team",
+        ),
         ("pods:\n- url: http://me:secret@a\n", "2: pods.0.url", "without user name and password"),
         (POD + "- url: http://a:1/\n", "3: pods.1.url", "duplicate of pods.0.url; each needs its own"),
         (

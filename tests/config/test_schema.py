@@ -195,3 +195,9 @@ def test_several_workers_are_refused_with_what_to_do(tmp_path: Path) -> None:
         ConfigError, match=r"router\.yaml:1: listen\.workers: .*start 4 with `listen: \{reuse_port: true"
     ):
         parsed(tmp_path, "listen: {workers: 4}")
+
+
+@pytest.mark.parametrize("key", ["tenant_header: 'x tenant'", "tenant_header: ''", "session_headers: ['a:b']"])
+def test_a_name_that_no_header_can_have_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match="must be the name of a header"):
+        parsed(tmp_path, f"edge: {{{key}}}")

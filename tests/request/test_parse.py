@@ -239,7 +239,7 @@ def test_a_long_float_in_a_free_field_is_refused(name: str) -> None:
     short, long = b"1.0123456789012345e-300", b"1." + b"0" * 100 + b"e-300"
     body = b'{"model":"m","messages":[{}],"%b":[{"a":[%b]}]}'
     assert getattr(parse_body(Endpoint.CHAT, body % (name.encode(), short)), name) == [{"a": [float(short)]}]
-    with pytest.raises(MalformedRequest, match=f"a number has 107 characters, more than 32 in `{name}"):
+    with pytest.raises(MalformedRequest, match=rf"`{name}\S* has a number of 107 characters, more than 32"):
         parse_body(Endpoint.CHAT, body % (name.encode(), long))
 
 

@@ -102,7 +102,7 @@ def test_a_body_that_is_forwarded_unread_has_the_salt_as_well(body: bytes, expec
 
 def test_a_body_that_only_an_engine_might_decode_is_refused() -> None:
     """Without a salt it would share prefixes."""
-    with pytest.raises(MalformedRequest, match="not a valid JSON object"):
+    with pytest.raises(MalformedRequest, match="not valid JSON"):
         sent('{"input": "hi"}'.encode("utf-16"), Endpoint.OTHER)
 
 

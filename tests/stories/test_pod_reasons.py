@@ -53,6 +53,20 @@ async def test_an_unknown_host_name(deploy: Deploy) -> None:
     assert shown.startswith("unknown host name 'pod.invalid'; correct pods[].url")
 
 
+async def test_a_url_with_a_path_of_the_api(deploy: Deploy) -> None:
+    """The router appends /v1 itself."""
+    shown, logged = await reason_of(deploy, lambda engine: {"url": f"{engine.url}/v1/"})
+    assert shown == logged
+    assert shown == "404 Not Found from /health; remove /v1, which the router appends, from pods[].url"
+
+
+async def test_a_url_with_a_wrong_prefix(deploy: Deploy) -> None:
+    """A prefix may be right: it is only named."""
+    shown, logged = await reason_of(deploy, lambda engine: {"url": f"{engine.url}/team"})
+    assert shown == logged
+    assert shown == "404 Not Found from /health; check the path /team of pods[].url"
+
+
 async def test_a_missing_key(deploy: Deploy) -> None:
     """The engine asks for one."""
     shown, logged = await reason_of(deploy, lambda engine: {"url": engine.url}, api_key="engine-key")

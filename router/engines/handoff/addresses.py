@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from router.engines.adapter import host
+from router.addresses import read_address, url_host
 from router.guards import Bound
 from router.types import Pod
 
@@ -25,7 +25,7 @@ _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 def foreign_address(params: Mapping[str, Any], prefill: Pod) -> str:
     """The first address in the parameters whose host is neither the pod's own nor one of its `handoff_hosts`; empty if
     there is none. What cannot be read counts as one. Strings that only engines can read are not searched."""
-    own = {host(prefill), *prefill.handoff_hosts}
+    own = {url_host(prefill.url), *prefill.handoff_hosts}
     if own & _LOOPBACK:
         own |= _LOOPBACK
     try:
@@ -70,6 +70,7 @@ def _addresses(value: Any, levels: int, *, is_named: bool) -> Iterator[str]:
 def _host_of(address: str) -> str:
     """The host of `host`, `host:port`, or a URL; something else where parsers might differ."""
     authority = address.rpartition("://")[2].partition("/")[0].rpartition("@")[2]
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0]
-    return authority.partition(":")[0] if authority.count(":") == 1 else authority
+    try:
+        return read_address(authority, 0)[0]
+    except ValueError:
+        return authority

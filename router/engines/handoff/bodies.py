@@ -14,7 +14,7 @@ import msgspec
 
 from router.engines.adapter import Usage, decode
 from router.engines.steering import HANDOFF_FIELDS
-from router.errors import MalformedRequest
+from router.errors import DECODE_ERRORS, not_json
 from router.guards import Bound
 
 Opaque = dict[str, msgspec.Raw]
@@ -40,8 +40,8 @@ def edited(
     """
     try:
         fields = _OBJECT.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"The body is not a valid JSON object: {error}") from error
+    except DECODE_ERRORS as error:
+        raise not_json(error, body) from error
     kept = {name: value for name, value in fields.items() if name not in HANDOFF_FIELDS and name not in drop}
     changes = {**put, **{name: value for name, value in amend.items() if name in kept}}
     if not changes and len(kept) == len(fields):

@@ -5,7 +5,7 @@ The prefill request is not limited to one token: the engine does that by its rol
 
 from __future__ import annotations
 
-from router.engines.adapter import host_before_port
+from router.addresses import bracketed, url_host
 from router.engines.handoff.bodies import edited
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint
@@ -28,7 +28,7 @@ class Bootstrap(Dialect):
     def _in_room(self, body: bytes, pair: Pair) -> bytes:
         """The host has brackets if it is an IPv6 address: only some releases add them, and all accept them."""
         room = {
-            "bootstrap_host": host_before_port(pair.prefill),
+            "bootstrap_host": bracketed(url_host(pair.prefill.url)),
             "bootstrap_port": pair.prefill.handoff_port or DEFAULT_PORT,
             "bootstrap_room": pair.id,
         }

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from router.engines.adapter import ReportedText, decode, host, host_before_port
+from router.addresses import join_address, url_host
+from router.engines.adapter import ReportedText, decode
 from router.engines.handoff.bodies import edited, read_prefill
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.types import Endpoint, Pod
@@ -110,7 +111,7 @@ class Mooncake(Dialect):
         return edited(body, {"kv_transfer_params": params})
 
     def _bootstrap(self, prefill: Pod) -> str:
-        return f"http://{host_before_port(prefill)}:{prefill.handoff_port or BOOTSTRAP_PORT}"
+        return f"http://{join_address(url_host(prefill.url), prefill.handoff_port or BOOTSTRAP_PORT)}"
 
 
 class P2p(Dialect):
@@ -132,7 +133,7 @@ class P2p(Dialect):
     def _source(self, pair: Pair) -> dict[str, Any]:
         return {
             "kv_request_id": _kv_request_id(pair),
-            "remote_host": host(pair.prefill),
+            "remote_host": url_host(pair.prefill.url),
             "remote_port": (pair.prefill.handoff_port or P2P_PORT) + (pair.prefill.dp_rank or 0),
         }
 

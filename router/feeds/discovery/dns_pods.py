@@ -20,7 +20,8 @@ import dns.exception
 import dns.rdatatype
 import dns.resolver
 
-from router.config.discovery_schema import DnsName
+from router.addresses import read_address
+from router.config.discovery_schema import DNS_PORT, DnsName
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.pod_facts import discovered_pod
@@ -125,9 +126,8 @@ def _resolver(server: str) -> dns.asyncresolver.Resolver:
     resolver = dns.asyncresolver.Resolver(configure=not server)
     resolver.use_edns(0, 0, EDNS_BYTES)
     if server:
-        host, _, port = server.partition(":")
+        host, resolver.port = read_address(server, DNS_PORT)
         resolver.nameservers = [host]
-        resolver.port = int(port or 53)
     return resolver
 
 

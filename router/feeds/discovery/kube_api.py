@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 from urllib.parse import urlencode
 
+from router.addresses import join_address
 from router.config.certificates import check_authority
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
@@ -193,7 +194,7 @@ def _cluster_url() -> str:
             "discovery.kubernetes: this process does not run in a cluster (KUBERNETES_SERVICE_HOST is not set); "
             "set discovery.kubernetes.api.url; `kubectl proxy` serves http://127.0.0.1:8001"
         )
-    return f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"https://{join_address(host, port)}"
 
 
 def own_namespace() -> str:

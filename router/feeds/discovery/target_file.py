@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -104,5 +103,4 @@ def _place(document: Document, number: int, keys: Location) -> tuple[str, int]:
 def _pod(target: str, entry: TargetFile, facts: Facts, hints: Facts) -> PodConfig:
     scheme = "https" if entry.pod.tls else "http"
     url = target if "://" in target else f"{scheme}://{target}"
-    host = urlsplit(url).hostname or ""
-    return pod_at(url, f"[{host}]" if ":" in host else host, entry.pod, facts, hints)
+    return pod_at(url, entry.pod, facts, hints)

@@ -32,7 +32,7 @@ from starlette.exceptions import HTTPException
 
 from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import PodConfig
-from router.errors import ConfigError, MalformedRequest
+from router.errors import ConfigError, MalformedRequest, not_json
 from router.feeds.discovery.membership import Membership
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
@@ -40,7 +40,7 @@ from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies
 from router.frontends.http.app import bare_app, probe_response
-from router.guards import Bound
+from router.guards import Bound, OutOfBounds
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision, explained
 from router.request.inbound import HeaderList, first_values
@@ -61,8 +61,10 @@ async def _command(request: Request) -> dict[str, Any]:
     """The fields of a command. Raises `MalformedRequest`."""
     try:
         return COMMAND.json(await request.body(), _DECODER)
+    except OutOfBounds as error:
+        raise MalformedRequest(str(error)) from None
     except ValueError as error:
-        raise MalformedRequest(f"body: must be a JSON object: {error}") from None
+        raise not_json(error) from None
 
 
 Command = Annotated[dict[str, Any], Depends(_command)]

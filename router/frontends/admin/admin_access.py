@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
+from router.addresses import read_address
 from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
@@ -89,7 +89,7 @@ def is_own_name(host_header: str, configured: str) -> bool:
     """Whether this host is an IP address, localhost or the configured one: names that no DNS server of an attacker
     resolves."""
     try:
-        name = urlsplit(f"//{host_header}").hostname or ""
+        name, _ = read_address(host_header, 0)
         return name in ("localhost", configured.lower()) or bool(ip_address(name))
     except ValueError:
         return False

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 import grpc
 import httptools
@@ -34,6 +35,7 @@ from router.frontends.extproc.metadata import (
     OBJECTIVE_HEADER,
     POD_HEADER,
     addresses_in,
+    host_of,
     peer_in,
     translated,
 )
@@ -202,7 +204,7 @@ class GatewayExchange:
             path, target, fault = "/", b"/", "Invalid HTTP request: its target is no path or URL."
         if b"upgrade" in named:
             fault = "Connections cannot be upgraded here; send websockets to `warmroute serve`."
-        gateway = _host_of(self._call.peer())
+        gateway = host_of(unquote(self._call.peer().partition(":")[2]))  # ipv6:%5B::1%5D:4711
         proxies = trusted_proxies(gateway)
         peer = peer_in(message) or forwarded_for(gateway, headers, proxies)
         self.received = received = ReceivedRequest(method, path, target, headers, named, peer)
@@ -366,8 +368,3 @@ def _split(headers: Iterable[Any]) -> tuple[dict[bytes, bytes], HeaderList]:
     pairs = [(one.key.lower(), one.raw_value or one.value) for one in headers]
     pseudo = {name: value for name, value in pairs if name.startswith(b":")}
     return pseudo, [pair for pair in pairs if not pair[0].startswith(b":")]
-
-
-def _host_of(peer: str) -> str:
-    """The host of a gRPC peer, such as `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
-    return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D")

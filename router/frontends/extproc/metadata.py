@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from router.addresses import read_address
 from router.request.inbound import HeaderList
 from router.request.queues import DEADLINE_HEADER
 
@@ -35,7 +36,15 @@ def served_in(message: Any) -> str:
 
 def peer_in(message: Any) -> str:
     """The client's address, from the attribute `source.address`; "" if it is not sent."""
-    return _attribute(message, b"source.address").rpartition(":")[0].strip("[]")
+    return host_of(_attribute(message, b"source.address"))
+
+
+def host_of(address: str) -> str:
+    """The host of `host:port`; "" for anything else."""
+    try:
+        return read_address(address)[0]
+    except ValueError:
+        return ""
 
 
 def _attribute(message: Any, name: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from router.addresses import join_address
 from router.config.listen_schema import ListenTls
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
@@ -62,8 +63,7 @@ class PickerServer:
 
     async def open(self) -> int:
         """Listen. Returns the port. Raises `ConfigError` if it is taken."""
-        host, files = self._picker.host, self._picker.tls
-        address = f"[{host}]:{self._picker.port}" if ":" in host else f"{host}:{self._picker.port}"
+        files, address = self._picker.tls, join_address(self._picker.host, self._picker.port)
         try:
             if files is None:
                 port = self._server.add_insecure_port(address)

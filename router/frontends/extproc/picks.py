@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
+from router.addresses import join_address, url_address, url_host
 from router.config.listen_schema import PickerListen
 from router.decision import Candidate, Split
 from router.errors import ConnectFailed, NoReadyPod, Overloaded
@@ -220,9 +220,8 @@ async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
 
 def gateway_address(pod: Pod) -> str:
     """The address by which a gateway sends to a pod. Raises `NoReadyPod` where it has none."""
-    parts = urlsplit(pod.url)
     try:
-        ip_address(parts.hostname or "")
+        ip_address(url_host(pod.url))
     except ValueError:
         raise NoReadyPod(f"Pod {pod.id} has no IP address in its URL; a gateway needs one.") from None
-    return parts.netloc if parts.port else f"{parts.netloc}:{443 if parts.scheme == 'https' else 80}"
+    return join_address(*url_address(pod.url))

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
-from router.engines.forwarded_paths import LORA_PATHS, changes_engine
+from router.engines.forwarded_paths import LORA_PATHS, added_path, changes_engine, meant_hint
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, status_of
 from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
@@ -132,6 +132,8 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
+        if not name:
+            raise UnknownEndpoint(f"There is no name after /v1/models/.{meant_hint('/v1/models')}")
         found = card(request, name)
         if found is None:
             raise UnknownModel(f"The model `{name}` does not exist.", param="model")
@@ -177,11 +179,15 @@ def _forwarding_hint(path: str) -> str:
         return " The endpoints for operators are on the admin listener (`admin` in router.yaml)."
     if path in LORA_PATHS:
         return " Adapters are loaded on all pods of a model through the admin listener (`admin` in router.yaml)."
-    operators = "`edge.control_paths`, because it changes engines" if changes_engine(path) else "`edge.extra_paths`"
-    return (
-        " The router forwards the OpenAI and Anthropic inference paths; "
-        f"its operator can add this one under {operators}."
-    )
+    if meant := meant_hint(path):
+        return meant
+    key = "`edge.control_paths`, because it changes engines" if changes_engine(path) else "`edge.extra_paths`"
+    try:
+        added_path(path)
+        can_add = f"can add this one under {key}"
+    except ValueError as error:
+        can_add = f"cannot add this one: it {error}"
+    return f" The router forwards the OpenAI and Anthropic inference paths; its operator {can_add}."
 
 
 log = structlog.get_logger()

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.errors import MalformedRequest
+from router.errors import MalformedRequest, not_json
 from router.frontends.fair_turns import FairTurns
 from router.types import Endpoint
 
@@ -167,7 +167,7 @@ class LargeBodies:
                         await asyncio.sleep(0)
             counter.end()
         except UnicodeDecodeError as error:
-            raise MalformedRequest(f"The request body is not valid JSON: {error.reason}") from error
+            raise not_json(error) from error
 
     def _check_items(self, endpoint: Endpoint, counted: ItemCounter) -> None:
         if endpoint.api.is_chat:

@@ -7,6 +7,7 @@ import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from router.addresses import join_address
 from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
 
@@ -31,7 +32,7 @@ def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "
             bound.bind(address)
             on_error.pop_all()
     except OSError as error:
-        raise ConfigError(f"{section}: cannot bind {host}:{port}: {error}; {_OPTIONS[section]}") from error
+        raise ConfigError(f"{section}: cannot bind {join_address(host, port)}: {error}; {_OPTIONS[section]}") from error
     return bound
 
 
@@ -69,5 +70,4 @@ def address_of(sock: socket.socket, *, tls: bool = False) -> str:
     """The address as a URL, or as `unix:PATH`."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
-    host, port = sock.getsockname()[:2]
-    return f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http{'s' if tls else ''}://{join_address(*sock.getsockname()[:2])}"

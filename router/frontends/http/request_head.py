@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import httptools
 
+from router.engines.forwarded_paths import meant_hint
 from router.errors import MalformedRequest, RouterError
 from router.request.inbound import HeaderList
 
@@ -54,9 +55,10 @@ MAX_SHOWN_CHARACTERS = 80
 
 _AMBIGUOUS = re.compile(
     r"""
-    \\ | // | /\.{1,2}(?:[/;]|$)                                # backslash, empty segment, dot segment
-    | %(?![0-9a-f]{2}) | %(?:[01][0-9a-f]|25|2f|5c|7f|c[01])    # invalid; encoded control byte, percent, slash
-    | %(?:2[de]|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9ae])   # an encoded character that needs no encoding
+    (?P<a_backslash>\\) | (?P<an_empty_segment>//) | (?P<a_dot_segment>/\.{1,2}(?:[/;]|$))
+    | (?P<a_percent_sign_that_encodes_nothing>%(?![0-9a-f]{2}))
+    | (?P<an_encoded_slash_or_percent_sign_or_control_byte>%(?:[01][0-9a-f]|25|2f|5c|7f|c[01]))
+    | (?P<an_encoded_character_that_needs_no_encoding>%(?:2[de]|3[0-9]|4[1-9a-f]|5[0-9af]|6[1-9a-f]|7[0-9ae]))
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -89,9 +91,7 @@ def shown(path: str) -> str:
 
 def _fault(path: str) -> str:
     checked = re.sub("%2f", "/", path, flags=re.IGNORECASE) if path.startswith(_NAMES_WITH_SLASHES) else path
-    if not _AMBIGUOUS.search(checked):
+    if (found := _AMBIGUOUS.search(checked)) is None:
         return ""
-    return (
-        f"The path {shown(path)!r} is ambiguous: it has a dot segment, an empty segment, a backslash, "
-        "or a character that must not be encoded. Send the plain path of the endpoint."
-    )
+    hint = meant_hint(path) or " Send the plain path of the endpoint."
+    return f"The path {shown(path)!r} is ambiguous: it has {str(found.lastgroup).replace('_', ' ')}.{hint}"

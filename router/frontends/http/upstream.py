@@ -17,10 +17,10 @@ from functools import partial
 from http import HTTPStatus
 from socket import gaierror
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
+from router.addresses import split_url, url_address
 from router.config.certificates import tls_of
 from router.config.pod_keys import key_headers
 from router.config.schema import Limits
@@ -86,7 +86,7 @@ class UpstreamPool:
     def __init__(
         self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "", served: Pod | None = None
     ) -> None:
-        parts = urlsplit(url)
+        parts = split_url(url)
         self._bearer_file = served.bearer_file if served else ""
         self._bearer_env = served.bearer_env if served else ""
         self.has_key = bool(self._bearer_file or self._bearer_env)
@@ -97,8 +97,7 @@ class UpstreamPool:
         self.timeouts = timeouts
         self.host_header = parts.netloc.encode()
         self.path_prefix = parts.path.rstrip("/").encode()
-        self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._host, self._port = url_address(url)
         self._socket = socket
         self._tls = tls_of(served.tls if served else NO_TLS_FILES) if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
@@ -272,7 +271,7 @@ class UpstreamPools:
 
     async def get_url(self, url: str, timeout_s: float, *, pod: Pod | None = None) -> bytes:
         """GET a URL over a connection of its own: see `UpstreamPool.fetch`."""
-        parts = urlsplit(url)
+        parts = split_url(url)
         base = f"{parts.scheme}://{parts.netloc}"
         pool = UpstreamPool(base, base, self._timeouts, served=pod)
         try:

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.errors import MalformedRequest
+from router.errors import DECODE_ERRORS, MalformedRequest, not_json
 from router.prompt.media import KINDS
 
 _KEY = re.compile(rb'"(?:u|\\u0075){2}(?:i|\\u0069)(?:d|\\u0064)"')
@@ -46,8 +46,8 @@ def without_uuids(body: bytes) -> bytes:
         return body
     try:
         cleaned = _cleaned_object(_OBJECT.decode(body), "", MAX_DEPTH, is_part=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedRequest(f"The request body is not valid JSON: {error}") from error
+    except DECODE_ERRORS as error:
+        raise not_json(error, body) from error
     return body if cleaned is None else bytes(cleaned)
 
 

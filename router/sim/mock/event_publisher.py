@@ -16,6 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from router.addresses import join_address
 from router.sim.mock.faults import FaultBoard, FaultKind
 from router.sim.mock.mock_config import EventEncoding, KvEventConfig
 from router.types import AttentionKind, BlocksRemoved, BlocksStored, KvEvent
@@ -148,5 +149,6 @@ class KvPublisher:
 
 def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> str:
     socket.linger = 0
-    socket.bind(f"tcp://{host}:{port}")
+    socket.setsockopt(zmq.IPV6, ":" in host)
+    socket.bind(f"tcp://{join_address(host, port)}")
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

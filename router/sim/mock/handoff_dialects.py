@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from router.addresses import join_address
 from router.sim.mock.mock_config import HandoffConfig
 from router.sim.mock.mock_requests import EngineError, GenerationRequest
 from router.sim.mock.pinned_kv import PinnedKv
@@ -84,7 +85,7 @@ class PeerAddress:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{join_address(self.host, self.port)}"
 
 
 class MockDialect:
@@ -196,7 +197,7 @@ class MockBootstrap(MockDialect):
         if self._role is Role.PREFILL:
             return PrefillLeg(str(room), cut="length", awaits_delivery=True)
         host, port = request.handoff.get("bootstrap_host"), request.handoff.get("bootstrap_port", 8998)
-        return DecodeLeg(f"http://{host}:{port}", str(room))
+        return DecodeLeg(f"http://{join_address(str(host), port)}", str(room))
 
     def reported_cached_tokens(self, prompt_tokens: int, cached_tokens: int, loaded: LoadedKv) -> int:
         """The prefill engine's count, which is transferred with the KV."""
@@ -275,7 +276,7 @@ def dialect_of(config: HandoffConfig) -> MockDialect:
 
 
 def _url_of(peer: Mapping[str, Any]) -> str:
-    return f"http://{peer['remote_host']}:{peer['remote_port']}"
+    return f"http://{join_address(peer['remote_host'], peer['remote_port'])}"
 
 
 def _transfer_params(request: GenerationRequest) -> Mapping[str, Any]:

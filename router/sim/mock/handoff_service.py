@@ -16,6 +16,7 @@ from itertools import takewhile
 import msgspec
 import xxhash
 
+from router.addresses import join_address
 from router.errors import UpstreamBroken, UpstreamError
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.headers import request_message
@@ -230,7 +231,7 @@ class HandoffService:
     async def handle_query(self, exchange: HttpExchange) -> None:
         """`GET /query`: Mooncake's bootstrap address by data-parallel rank; there is one rank."""
         address = self.address
-        worker = {"0": {"0": f"tcp://{address.host}:{address.port}"}}
+        worker = {"0": {"0": f"tcp://{join_address(address.host, address.port)}"}}
         rank = {"engine_id": address.engine_id, "worker_addr": worker}
         await exchange.respond(HTTPStatus.OK, msgspec.json.encode({"0": rank}))
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.adapter import host, host_before_port
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusal
 from router.engines.steering import HANDOFF_FIELDS
@@ -210,12 +209,3 @@ def test_a_chat_is_split_and_an_embedding_is_not() -> None:
 def test_an_unreadable_body_is_refused(body: bytes) -> None:
     """Without an exception."""
     assert split_refusal(CHAT, body)
-
-
-def test_an_ipv6_host_has_brackets_only_in_front_of_a_port() -> None:
-    """A name or an IPv4 address has none."""
-    assert (host(make_pod(url="http://[fd00::3]:8000")), host_before_port(make_pod(url="http://[fd00::3]:8000"))) == (
-        "fd00::3",
-        "[fd00::3]",
-    )
-    assert (host(make_pod(url="http://p-0:8000")), host_before_port(make_pod(url="http://p-0:8000"))) == ("p-0", "p-0")

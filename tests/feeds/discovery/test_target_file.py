@@ -90,7 +90,7 @@ def test_a_file_may_be_json(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("- targets: [a:1]\n  rol: prefill\n", r"targets\.yaml:2: rol: unknown key; did you mean 'role'"),
-        ("- targets: [a:1]\n- targets: [b]\n", r"targets\.yaml:2: targets\.0: must be HOST:PORT or a URL"),
+        ("- targets: [a:1]\n- targets: [b]\n", r"targets\.yaml:2: targets\.0: needs HOST:PORT"),
         ("- targets: [a:1]\n- role: decode\n", r"targets\.yaml:2: targets: is required"),
         ("- targets: [a:1]\n  auth: {bearer_file: /etc/shadow}\n", r"targets\.yaml:2: auth: unknown key"),
         ("- targets: [a:1]\n  kv_events: {endpoint: 'tcp://b:1'}\n", r"kv_events: must contain \{host\}"),

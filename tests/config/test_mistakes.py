@@ -1,0 +1,92 @@
+"""Every mistake that a configuration can have is explained in words of ours, not of a library."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import router.wiring.program  # noqa: F401 - imports all models
+from router.config.load import FOLDER, read_document
+from router.config.mistakes import explain_mistakes
+from router.errors import ConfigError
+
+NAN, INFINITE = float("nan"), float("inf")
+ODD: list[Any] = ["", "a b", "\ud800", "\0", "x" * 5000, "é", "*", "[::1", "1s", "9" * 5000, "fe80::1%eth0", b"x"]
+ODD += [-1, 0, 10**30, 1e308, NAN, INFINITE, -INFINITE, True, None, [], {}, [1], ["x"], [[]], [{}], [None], {"a": 1}]
+LIBRARY = re.compile(r"[Ii]nput|String|Tuple|Keys should|Unable to|should|valid |instance of|parse|dictionary|Error")
+"""Words of pydantic and Python."""
+YAML_LIBRARY = re.compile(
+    r"unicode string|found|could not|token|scann|pars|construct|invalid literal|base 10|<[a-z]|unhash"
+)
+
+
+def models(root: type[BaseModel] = BaseModel) -> Iterator[type[BaseModel]]:
+    """All models of the program."""
+    for model in root.__subclasses__():
+        if model.__module__.startswith("router.") and not inspect.isabstract(model):
+            yield model
+        yield from models(model)
+
+
+MODELS = sorted(set(models()), key=lambda model: (model.__module__, model.__qualname__))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__qualname__)
+def test_no_message_about_a_value_is_a_librarys(model: type[BaseModel]) -> None:
+    """For each field and each odd value. None is accepted with an error of another kind."""
+    for name, field in model.model_fields.items():
+        for value in ODD:
+            given = {field.alias or name: value}
+            try:
+                model.model_validate(given, context={FOLDER: Path("/nowhere")})
+            except ValidationError as error:
+                for line in explain_mistakes(error, model, given, lambda _: ("", 0)).splitlines():
+                    said = line.partition(" (got ")[0].partition("; valid keys: ")[0]
+                    assert not LIBRARY.search(said), line
+
+
+def test_the_models_are_found() -> None:
+    """So that the test above tests something."""
+    assert len(MODELS) > 50
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: \0",
+        "policy: *x",
+        "models: [*]",
+        "policy: 2024-13-45",
+        "policy: 'x",
+        "policy: [x",
+        "policy: a: b",
+        "\tpolicy: a",
+        "policy: a\n---\npolicy: b",
+        "policy: a\npolicy: b",
+        "policy: @x",
+        "policy: `x`",
+        "policy: %x",
+        "%YAML 9.9\n---\npolicy: x",
+        "policy: |\nx",
+        'policy: "\\q"',
+        "policy: !!binary x",
+        "policy: !!int x",
+        "policy: !!timestamp x",
+        "<<: [3]",
+        "policy: " + "[" * 2000,
+        "? {a: {}}\n: b",
+    ],
+)
+def test_no_message_about_the_syntax_is_a_librarys(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(text + "\n")
+    with pytest.raises(ConfigError, match="not valid YAML") as caught:
+        read_document(path)
+    message = str(caught.value).rpartition("not valid YAML: ")[2]
+    assert "\n" not in message and not YAML_LIBRARY.search(message), message
