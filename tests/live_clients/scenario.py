@@ -15,7 +15,7 @@ Step: TypeAlias = Mapping[str, Any]
 MODEL = "tiny"
 TEXT = "Write the numbers from one to twenty in words, and say which of them you like."
 CHAT = [{"role": "system", "content": "You answer briefly."}, {"role": "user", "content": TEXT}]
-GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 12}
+GREEDY = {"model": MODEL, "temperature": 0, "max_tokens": 8}
 PARAMETERS = {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]}
 TOOLS = [{"type": "function", "function": {"name": "read", "description": "Reads a page.", "parameters": PARAMETERS}}]
 
@@ -35,7 +35,7 @@ USUAL = ("no options", "usage", "usage in each chunk")
 CHAT_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "tools": {"tools": TOOLS},
-    "a forced call": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 40},
+    "a forced call": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 16},
     "two choices": {"n": 2, **SEEDED},
     "log probabilities": {"logprobs": True, "top_logprobs": 2},
     "one token": {"max_tokens": 1},
