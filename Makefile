@@ -18,7 +18,7 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test docs tour release quick redis promtool live live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install demo test docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -46,6 +46,11 @@ promtool: $(VENV)/.ready    ## Prometheus and its check of the alerts, from Debi
 live: $(VENV)/.ready        ## real vLLM and llama.cpp on this CPU (AVX2 or AVX512), some minutes
 	tests/live/install.sh
 	$(BIN)/pytest -q -o norecursedirs=".*" tests/live
+
+live-clients: $(VENV)/.ready ## SDKs of OpenAI and Anthropic, LangChain, the AI SDK and curl, with and without the router: equal bytes; half an hour
+	tests/live/install.sh
+	tests/live_clients/install.sh
+	$(BIN)/pytest -q -s -o norecursedirs=".*" tests/live_clients
 
 live-k8s: $(VENV)/.ready    ## the chart in a real Kubernetes API server, built once from Debian's packages: minutes
 	tests/live_k8s/install.sh

@@ -97,6 +97,10 @@ class LoadFigures:
     only_now: list[float] = field(default_factory=list)
     peers: dict[str, list[float]] = field(default_factory=dict)
 
+    @property
+    def of_now(self) -> Sequence[float]:
+        return self.only_now or [pair.now for pair in self.pairs]
+
     def is_bad(self, limit: float) -> bool:
         """Whether even the lower end of the ratio is above the limit, or nothing was measured."""
         if self.lacking:
@@ -121,6 +125,21 @@ def table(figures: Mapping[str, LoadFigures], peers: Sequence[str], limit: float
     head = f"{'load':24} {'before us':>10} {'now us':>10} {'ratio':>7}   {'95 % interval':16}"
     lines = [f"{load:24} {found.line(limit)}" for load, found in figures.items()]
     return "\n".join(["".join([head, *(f"{peer:>16}" for peer in peers)]), *lines])
+
+
+def compared_with_plain(figures: Mapping[str, LoadFigures]) -> Sequence[str]:
+    """A line for each variant of a measured load, such as `chunk, continued` of `chunk`: its ratio on this side."""
+    lines = []
+    for load, found in figures.items():
+        plain = figures.get(load.partition(",")[0])
+        if plain is None or plain is found or not (pairs := [*map(Pair, plain.of_now, found.of_now)]):
+            continue
+        ratio = ratio_of(pairs)
+        added_us, interval = ratio.now_us - ratio.before_us, f"{ratio.low:.2f} to {ratio.high:.2f}"
+        lines.append(
+            f"{load}, now: {ratio.now_us / ratio.before_us:.2f} of the plain load ({interval}), {added_us:+.1f} us"
+        )
+    return lines
 
 
 # --- the older commit ---
@@ -209,7 +228,7 @@ def main(
         for number in range(rounds):
             for title, of_load in figures.items():
                 play_round(title, of_load, before, run, now_first=number % 2 == 1)
-    print(table(figures, others, limit))
+    print("\n".join([table(figures, others, limit), *compared_with_plain(figures)]))
     raise SystemExit(any(found.is_bad(limit) for found in figures.values()))
 
 

@@ -1,4 +1,5 @@
-"""Switches on what a plain load of `hotpath.py` does without: tenants, quotas, the queue, usage, KV events, Redis.
+"""Switches on what a plain load of `hotpath.py` does without: tenants, quotas, the queue, usage, KV events, Redis,
+continuation.
 
 KV events come from `mock_events.py`, a process next to the mocks. With Redis they take the way of a cluster: `warmroute
 publish` writes them to a real Valkey, from which the router reads. None of these processes is in the router's session,
@@ -54,6 +55,7 @@ class Duty(StrEnum):
     USAGE = "usage"
     EVENTS = "events"
     REDIS = "redis"
+    CONTINUATION = "continuation"
 
 
 KEYS: Mapping[Duty, str] = {
@@ -62,6 +64,7 @@ KEYS: Mapping[Duty, str] = {
     Duty.QUOTAS: "tenants",
     Duty.QUEUE: "admission",
     Duty.USAGE: "usage",
+    Duty.CONTINUATION: "continuation",
 }
 """Keys of the configuration that older routers lack."""
 
@@ -109,6 +112,8 @@ def on_duty(
             pod["speed"] = _instant_speed()
     if Duty.USAGE in duties:
         settings["usage"] = {"file": str(folder / "usage.jsonl")}
+    if Duty.CONTINUATION in duties:
+        settings["continuation"] = {"enabled": True}
     with ExitStack() as stack:
         if Duty.EVENTS in duties or Duty.REDIS in duties:
             salt = salt_of("", GROUP) if Duty.TENANTS in duties else ""

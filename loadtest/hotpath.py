@@ -66,6 +66,8 @@ BURSTS = 8
 """Turns of each router in one measurement of several."""
 MAX_REFUSED_SHARE = 0.05
 """With quotas that routers share through Redis: a burst after a pause may be refused while shares are exchanged."""
+TOKEN = " token"
+"""The text of each chunk: one token of the router's tokenizer."""
 NOTHING = (0.0, 0.02)
 """The template's first tokens are shared."""
 
@@ -83,6 +85,8 @@ class Load:
     per_s: int = 0
     """Even rate; 0: as fast as possible."""
     duties: tuple[Duty, ...] = ()
+    pods_count: bool = False
+    """Whether the mocks send usage in streams where the body that they get asks for it; clients do not."""
     cached: tuple[float, float] = (0.8, 1.0)
     """A warm prompt is cached wherever it is sent: every mock holds all conversations of a load (`mock.c`). Anything
     less would measure the router's choice of pods, and pods that answer at once give it no reason to prefer one: it
@@ -94,13 +98,16 @@ class Load:
         return self.requests * (CHUNKS if self.stream else 1)
 
 
+_CHUNK = Load(warm_chats, 2_000, 1_024, connections=256, stream=True, chunk_pause_us=20_000)
 LOADS: Mapping[str, Load] = {
     "2K fresh": Load(fresh_chats, 2_000, 12_000, cached=NOTHING),
     "2K warm": Load(warm_chats, 2_000, 16_000),
     "8K fresh": Load(fresh_chats, 8_000, 5_000, cached=NOTHING),
     "8K warm": Load(warm_chats, 8_000, 8_000),
     "2K warm, 200 a s": Load(warm_chats, 2_000, 1_200, per_s=200),
-    "chunk": Load(warm_chats, 2_000, 1_024, connections=256, stream=True, chunk_pause_us=20_000),
+    "chunk": _CHUNK,
+    "chunk, usage": replace(_CHUNK, pods_count=True),
+    "chunk, continued": replace(_CHUNK, duties=(Duty.CONTINUATION,)),
     "chunk, burst": Load(warm_chats, 2_000, 4_096, stream=True),
     "2K warm, everything": Load(
         warm_chats, 2_000, 16_000, duties=(Duty.TENANTS, Duty.QUOTAS, Duty.QUEUE, Duty.USAGE, Duty.REDIS)
@@ -228,6 +235,7 @@ def measure_in_turns(
     load = ALL_LOADS[title]
     with TemporaryDirectory(prefix="warmroute-router-") as temporary:
         try:
+            pods_stream(pods, load)
             with ExitStack() as running:
                 routers = []
                 for number, checkout in enumerate(checkouts):
@@ -248,18 +256,23 @@ def measure_in_turns(
     return costs
 
 
+def pods_stream(pods: Mocks, load: Load) -> None:
+    """Set how the mocks stream in this load, before its routers find out what they can do."""
+    (token,) = mock_tokenizer().encode(TOKEN, add_special_tokens=False) if Duty.CONTINUATION in load.duties else (0,)
+    pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us, usage=load.pods_count, token_id=token)
+
+
 def play(
     name: str, title: str, rig: Rig, pods: Mocks, routers: Sequence[RunningRouter], longest_s: float
 ) -> Sequence[Cost]:
     """Warm up, then run one load on every router. Raises `RuntimeError` if requests failed or prompts were not read."""
     load = ALL_LOADS[title]
-    pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us)
     warmth = replace(load, requests=load.requests // 8 + load.connections)
     per_s = min(send(rig, title, warmth, router)["rps"] for router in routers)
     requests = min(load.requests, load.connections + int(per_s * longest_s))
     bursts = max(min(BURSTS, requests // (2 * load.connections)), 1) if len(routers) > 1 else 1
     burst = replace(load, requests=requests // bursts)
-    before = [Predicted.by(name, router) for router in routers]
+    before, asked = [Predicted.by(name, router) for router in routers], Asked.of(pods)
     turns: Sequence[list[Cost]] = [[] for _ in routers]
     for number in range(bursts):
         for at in sorted(range(len(routers)), reverse=number % 2 == 1):
@@ -267,6 +280,7 @@ def play(
     if name == OURS:
         for router, predicted in zip(routers, before, strict=True):
             Predicted.by(name, router).check(predicted, replace(load, requests=burst.requests * bursts))
+        asked.check(Asked.of(pods), load, burst.requests * bursts * len(routers), title)
     return [mean_cost(costs) for costs in turns]
 
 
@@ -290,6 +304,8 @@ def send(rig: Rig, title: str, load: Load, to: RunningRouter, *options: object) 
     refused = int(load.requests * MAX_REFUSED_SHARE) if {Duty.QUOTAS, Duty.REDIS} <= set(load.duties) else 0
     size = {"connections": load.connections, "requests": load.requests, "max_errors": refused}
     answer = rig.run(title, to.port, options=options, **size)
+    if load.stream and not answer["errs"] and answer["chunks"] != load.parts:
+        raise RuntimeError(f"{title}: clients got {answer['chunks']} chunks, and not the {load.parts} of the answers")
     if answer["errs"]:
         print(f"{title}: {answer['errs']} of {load.requests} refused", file=sys.stderr)
     return answer
@@ -374,6 +390,26 @@ class Predicted:
         conversations = PODS * PREFIXES * (load.tokens - TAIL_TOKENS) // PLAN.block_size_tokens
         if {Duty.EVENTS, Duty.REDIS} & set(load.duties) and self.indexed_blocks < 1.1 * conversations:
             raise RuntimeError(f"{self.indexed_blocks:.0f} blocks in the index, {conversations} of conversations alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Streams of the mocks with usage and with token ids, which no client asks for."""
+
+    usage: int
+    ids: int
+
+    @classmethod
+    def of(cls, pods: Mocks) -> Asked:
+        return cls(pods.count("usage"), pods.count("ids"))
+
+    def check(self, now: Asked, load: Load, streams: int, title: str) -> None:
+        """Raise `RuntimeError` if the router continues streams and did not ask for their ids. A router that does not
+        ask for usage is only reported: older ones do not."""
+        if load.pods_count and now.usage - self.usage < streams:
+            print(f"{title}: routers asked for usage in {now.usage - self.usage} of {streams} streams", file=sys.stderr)
+        if Duty.CONTINUATION in load.duties and now.ids - self.ids < streams:
+            raise RuntimeError(f"the router asked for token ids in {now.ids - self.ids} of {streams} streams")
 
 
 if __name__ == "__main__":

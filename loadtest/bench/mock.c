@@ -1,6 +1,8 @@
 // Cheap mock OpenAI backend: single-threaded epoll, several ports in one process.
 // usage: mock port1 [port2 ...]
-// control: GET /_ctl?chunks=64&delay_us=0&align=0&ns_us=0   GET /_stats   GET /_reset
+// control: GET /_ctl?chunks=64&delay_us=0&align=0&ns_us=0&usage=0&ids=0   GET /_stats   GET /_reset
+// usage=1: streams end with usage where the body asks for it. ids=N: they have token ids where the body asks for them, N
+// for each token, and the mock says that it is vLLM 0.32, continues prompts of ids and keeps to max_tokens.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,13 +29,14 @@ typedef struct conn {
   char *ob; size_t ol, os, oc; // pending out
   int streaming, left; int64_t next; int is_chat; int want_close; int dead;
   int64_t pend_ns;         // nonstream delayed response
+  int usage, ids, total; char *pids; // what the body asks for; the ids of its prompt, until they are sent
   struct conn *tn;
   int intimer;
 } conn;
 static int ports[MAXPORT], nports; static int lfds[MAXPORT];
 static int ep; static conn *listeners[MAXPORT];
-static int g_chunks=64; static int64_t g_delay=0; static int g_align=0; static int64_t g_ns=0; static int g_render=1;static uint64_t st_render[MAXPORT];
-static uint64_t st_req[MAXPORT], st_stream[MAXPORT], st_other[MAXPORT], st_bytes[MAXPORT], st_abort[MAXPORT];
+static int g_chunks=64; static int64_t g_delay=0; static int g_align=0; static int64_t g_ns=0; static int g_render=1; static int g_usage=0; static long g_ids=0;static uint64_t st_render[MAXPORT];
+static uint64_t st_req[MAXPORT], st_stream[MAXPORT], st_other[MAXPORT], st_bytes[MAXPORT], st_abort[MAXPORT], st_usage[MAXPORT], st_ids[MAXPORT];
 static uint32_t pfx[MAXPORT][MAXPFX]; // requests per prefix id per port
 static uint64_t hit[MAXPORT], miss[MAXPORT];
 static conn *th, *tt; // fifo stream queue
@@ -44,7 +47,7 @@ static void conn_close(conn*c){
   if(c->dead) return;
   if(c->streaming) st_abort[c->port]++;
   epoll_ctl(ep,EPOLL_CTL_DEL,c->fd,0); close(c->fd); c->dead=1; c->streaming=0;
-  if(!c->intimer){free(c->rb);free(c->ob);free(c);}
+  if(!c->intimer){free(c->rb);free(c->ob);free(c->pids);free(c);}
 }
 static void out(conn*c,const char*p,size_t n){
   if(c->dead) return;
@@ -70,17 +73,20 @@ static void resp(conn*c,const char*ct,const char*body,int n){
 static const char TEXT[]="The prefix cache was hit, so the engine only had to prefill the unique tail of the prompt before it could start decoding. This sentence is filler so that the answer has a realistic size for a short completion of about one hundred and twenty eight tokens, as seen in chat traffic. The prefix cache was hit, so the engine only had to prefill the unique tail of the prompt before it could start decoding.";
 static char NS_CHAT[2048];static int NS_CHAT_L;static char NS_COMP[2048];static int NS_COMP_L;
 static void ns_resp(conn*c){ if(c->is_chat)resp(c,"application/json",NS_CHAT,NS_CHAT_L);else resp(c,"application/json",NS_COMP,NS_COMP_L);}
+// an event of l bytes at b, in front of which 10 bytes are free, as one HTTP chunk
+static void send_event(conn*c,char*b,int l){char h[10];int n=snprintf(h,sizeof h,"%03x\r\n",l);memcpy(b-n,h,n);b[l]='\r';b[l+1]='\n';out(c,b-n,n+l+2);}
+#define HEAD(c) ((c)->is_chat?"data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1760000000,\"model\":\"mock-model\",":"data: {\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\",\"created\":1760000000,\"model\":\"mock-model\",")
 static void send_chunk(conn*c,int last){
-  char b[1024];int64_t t=now_ns();int l;
-  if(c->is_chat) l=snprintf(b+6,sizeof b-8,"data: {\"id\":\"chatcmpl-0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\"created\":1760000000,\"model\":\"mock-model\",\"system_fingerprint\":\"fp_%019lld\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"},\"logprobs\":null,\"finish_reason\":%s}]}\n\n",(long long)t,last?"\"stop\"":"null");
-  else l=snprintf(b+6,sizeof b-8,"data: {\"id\":\"cmpl-0123456789abcdef0123456789abcdef\",\"object\":\"text_completion\",\"created\":1760000000,\"model\":\"mock-model\",\"system_fingerprint\":\"fp_%019lld\",\"choices\":[{\"index\":0,\"text\":\" token\",\"logprobs\":null,\"finish_reason\":%s}]}\n\n",(long long)t,last?"\"stop\"":"null");
-  static const char hx[]="0123456789abcdef";
-  // chunk header, 3 hex digits + CRLF => occupies b[1..5]; (l always 0x100..0xfff or 0x0xx)
-  b[1]=hx[(l>>8)&15];b[2]=hx[(l>>4)&15];b[3]=hx[l&15];b[4]='\r';b[5]='\n';
-  b[6+l]='\r';b[7+l]='\n';
-  out(c,b+1,5+l+2);
+  char b[1024];int64_t t=now_ns();int l;const char*end=last?"\"stop\"":"null",*said=c->is_chat?"\"delta\":{\"content\":\" token\"}":"\"text\":\" token\"";
+  if(!c->ids){l=snprintf(b+10,sizeof b-12,"%s\"system_fingerprint\":\"fp_%019lld\",\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":%s}]}\n\n",HEAD(c),(long long)t,said,end);send_event(c,b+10,l);return;}
+  // with token ids, as vLLM 0.32: those of the prompt in the first event
+  static char big[1<<20];char*p=c->pids?c->pids:0;
+  if(c->is_chat)l=snprintf(big+10,sizeof big-12,"%s\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":%s,\"token_ids\":[%ld]}]%s%s}\n\n",HEAD(c),said,end,g_ids,p?",\"prompt_token_ids\":":"",p?p:"");
+  else l=snprintf(big+10,sizeof big-12,"%s\"choices\":[{\"index\":0,%s,\"logprobs\":null,\"finish_reason\":%s,\"stop_reason\":null,\"prompt_token_ids\":%s,\"token_ids\":[%ld]}]}\n\n",HEAD(c),said,end,p?p:"null",g_ids);
+  free(c->pids);c->pids=0;send_event(c,big+10,l);
 }
 static void end_stream(conn*c){
+  if(c->usage){char b[1024];int l=snprintf(b+10,sizeof b-12,"%s\"choices\":[],\"usage\":{\"prompt_tokens\":300,\"total_tokens\":%d,\"completion_tokens\":%d,\"prompt_tokens_details\":null}}\n\n",HEAD(c),300+c->total,c->total);send_event(c,b+10,l);}
   static const char e[]="00e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"; out(c,e,sizeof e-1); c->streaming=0;
 }
 static void tq(conn*c){c->tn=0;if(tt)tt->tn=c;else th=c;tt=c;c->intimer=1;}
@@ -88,7 +94,7 @@ static int64_t deadline(int64_t t){int64_t d=t+g_delay;if(g_align&&g_delay)d=((d
 static void start_stream(conn*c){
   static const char h0[]="HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n";
   char h[512];int l=snprintf(h,sizeof h,"%sx-backend: %d\r\n\r\n",h0,ports[c->port]);
-  out(c,h,l); c->streaming=1;c->left=g_chunks;
+  out(c,h,l); c->streaming=1;c->left=c->total;
   if(g_delay==0){ while(c->left>0&&!c->want_close){send_chunk(c,--c->left==0);} end_stream(c);}
   else {c->next=deadline(now_ns());tq(c);}
 }
@@ -97,11 +103,23 @@ static void stats(conn*c){
   static char b[1<<16];int l=snprintf(b,sizeof b,"{\"ports\":[");
   uint64_t H=0,M=0;
   for(int i=0;i<nports;i++){int np=0;for(int k=0;k<MAXPFX;k++)np+=pfx[i][k]>0;
-    l+=snprintf(b+l,sizeof b-l,"%s{\"port\":%d,\"req\":%llu,\"stream\":%llu,\"other\":%llu,\"render\":%llu,\"abort\":%llu,\"bytes\":%llu,\"pfx\":%d,\"hit\":%llu,\"miss\":%llu}",i?",":"",ports[i],(unsigned long long)st_req[i],(unsigned long long)st_stream[i],(unsigned long long)st_other[i],(unsigned long long)st_render[i],(unsigned long long)st_abort[i],(unsigned long long)st_bytes[i],np,(unsigned long long)hit[i],(unsigned long long)miss[i]);H+=hit[i];M+=miss[i];}
+    l+=snprintf(b+l,sizeof b-l,"%s{\"port\":%d,\"req\":%llu,\"stream\":%llu,\"other\":%llu,\"render\":%llu,\"abort\":%llu,\"usage\":%llu,\"ids\":%llu,\"bytes\":%llu,\"pfx\":%d,\"hit\":%llu,\"miss\":%llu}",i?",":"",ports[i],(unsigned long long)st_req[i],(unsigned long long)st_stream[i],(unsigned long long)st_other[i],(unsigned long long)st_render[i],(unsigned long long)st_abort[i],(unsigned long long)st_usage[i],(unsigned long long)st_ids[i],(unsigned long long)st_bytes[i],np,(unsigned long long)hit[i],(unsigned long long)miss[i]);H+=hit[i];M+=miss[i];}
   l+=snprintf(b+l,sizeof b-l,"],\"hit\":%llu,\"miss\":%llu}",(unsigned long long)H,(unsigned long long)M);
   resp(c,"application/json",b,l);
 }
 static long qarg(const char*p,const char*e,const char*k,long d){char kk[32];snprintf(kk,sizeof kk,"%s=",k);char*f=memmem(p,e-p,kk,strlen(kk));return f?atol(f+strlen(kk)):d;}
+// behind the last occurrence of a key with its colon, or 0: of a repeated field, engines read the last
+static char*value(char*b,size_t n,const char*k){size_t kl=strlen(k);char*f=0,*p=b;while((p=memmem(p,b+n-p,k,kl)))f=p+=kl;if(f)while(f<b+n&&*f==' ')f++;return f&&f<b+n?f:0;}
+static int is_true(char*b,size_t n,const char*k){char*v=value(b,n,k);return v&&*v=='t';}
+static void read_options(conn*c,char*b,size_t n){
+  c->total=g_chunks;c->usage=g_usage&&is_true(b,n,"\"include_usage\":");c->ids=g_ids&&is_true(b,n,"\"return_token_ids\":");
+  st_usage[c->port]+=c->usage;st_ids[c->port]+=c->ids;free(c->pids);c->pids=0;
+  if(!c->ids)return;
+  char*m=value(b,n,"\"max_tokens\":");if(m&&atoi(m)>0&&atoi(m)<c->total)c->total=atoi(m);
+  char*p=value(b,n,c->is_chat?"\"prompt_token_ids\":":"\"prompt\":");
+  if(p&&*p=='['){char*e=memchr(p,']',b+n-p);if(e&&e-p<1000000){c->pids=strndup(p,e+1-p);return;}}
+  size_t k=n/4>50000?50000:n/4;char*d=c->pids=malloc(k*12+3);*d++='[';for(size_t i=0;i<k;i++)d+=sprintf(d,i?",%ld":"%ld",g_ids);strcpy(d,"]");
+}
 static void handle(conn*c,char*req,char*hend,char*body,size_t bl){
   // request line
   char*sp=memchr(req,' ',hend-req);if(!sp){c->want_close=1;return;}
@@ -128,13 +146,13 @@ static void handle(conn*c,char*req,char*hend,char*body,size_t bl){
     char*f=memmem(body,w,"\"stream\":",9);if(!f)f=memmem(body+bl-w,w,"\"stream\":",9);
     if(!f&&bl>800)f=memmem(body,bl,"\"stream\":",9);
     if(f){f+=9;while(*f==' ')f++;st=*f=='t';}
-    if(st){st_stream[P]++;start_stream(c);}
+    if(st){st_stream[P]++;read_options(c,body,bl);start_stream(c);}
     else if(g_ns){c->pend_ns=1;c->next=now_ns()+g_ns;tq(c);}
     else ns_resp(c);
     return;
   }
   st_other[P]++;
-  if(pl>=5&&!strncmp(path,"/_ctl",5)){g_chunks=qarg(path,pe,"chunks",g_chunks);g_delay=qarg(path,pe,"delay_us",g_delay/1000)*1000LL;g_align=qarg(path,pe,"align",g_align);g_ns=qarg(path,pe,"ns_us",g_ns/1000)*1000LL;g_render=qarg(path,pe,"render",g_render);
+  if(pl>=5&&!strncmp(path,"/_ctl",5)){g_chunks=qarg(path,pe,"chunks",g_chunks);g_delay=qarg(path,pe,"delay_us",g_delay/1000)*1000LL;g_align=qarg(path,pe,"align",g_align);g_ns=qarg(path,pe,"ns_us",g_ns/1000)*1000LL;g_render=qarg(path,pe,"render",g_render);g_usage=qarg(path,pe,"usage",g_usage);g_ids=qarg(path,pe,"ids",g_ids);
     char b[200];int l=snprintf(b,sizeof b,"{\"chunks\":%d,\"delay_us\":%lld,\"align\":%d,\"ns_us\":%lld}",g_chunks,(long long)g_delay/1000,g_align,(long long)g_ns/1000);resp(c,"application/json",b,l);return;}
   if(pl>=7&&!strncmp(path,"/_stats",7)){stats(c);return;}
   if(pl>=7&&!strncmp(path,"/_reset",7)){memset(st_req,0,sizeof st_req);memset(st_stream,0,sizeof st_stream);memset(st_other,0,sizeof st_other);memset(st_render,0,sizeof st_render);memset(st_bytes,0,sizeof st_bytes);memset(st_abort,0,sizeof st_abort);memset(pfx,0,sizeof pfx);memset(hit,0,sizeof hit);memset(miss,0,sizeof miss);resp(c,"application/json","{}",2);return;}
@@ -152,7 +170,7 @@ static void handle(conn*c,char*req,char*hend,char*body,size_t bl){
     resp(c,"text/plain; version=0.0.4",b,l);return;}
   if(pl>=10&&!strncmp(path,"/v1/models",10)){const char*b="{\"object\":\"list\",\"data\":[{\"id\":\"mock-model\",\"object\":\"model\",\"created\":1760000000,\"owned_by\":\"vllm\",\"root\":\"mock-model\",\"parent\":null,\"max_model_len\":131072}]}";resp(c,"application/json",b,strlen(b));return;}
   if(pl>=8&&memmem(path,pl,"info",4)){const char*b="{\"model_path\":\"mock-model\",\"tokenizer_path\":\"mock-model\",\"served_model_name\":\"mock-model\",\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"0.5.6\",\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"max_total_num_tokens\":1000000}";resp(c,"application/json",b,strlen(b));return;}
-  if(pl>=8&&!strncmp(path,"/version",8)){resp(c,"application/json","{\"version\":\"0.13.0\"}",20);return;}
+  if(pl>=8&&!strncmp(path,"/version",8)){resp(c,"application/json",g_ids?"{\"version\":\"0.32.0\"}":"{\"version\":\"0.13.0\"}",20);return;}
   if(memmem(path,pl,"load",4)){const char*b="[{\"dp_rank\":0,\"num_reqs\":0,\"num_waiting_reqs\":0,\"num_tokens\":0}]";resp(c,"application/json",b,strlen(b));return;}
   if((pl>=7&&!strncmp(path,"/health",7))||(pl>=5&&!strncmp(path,"/ping",5))||pl==1){resp(c,"application/json","{}",2);return;}
   static const char nf[]="HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\ncontent-type: application/json\r\n\r\n{}";out(c,nf,sizeof nf-1);
@@ -219,7 +237,7 @@ int main(int ac,char**av){
     }
     if(th){int64_t t=now_ns();
       while(th&&th->next<=t){conn*c=th;th=c->tn;if(!th)tt=0;c->intimer=0;
-        if(c->dead){free(c->rb);free(c->ob);free(c);continue;}
+        if(c->dead){free(c->rb);free(c->ob);free(c->pids);free(c);continue;}
         if(c->pend_ns){c->pend_ns=0;ns_resp(c);while(c->rl&&try_req(c));continue;}
         int last=--c->left<=0;send_chunk(c,last);
         if(c->want_close==2){conn_close(c);continue;}

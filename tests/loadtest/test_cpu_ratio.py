@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from loadtest import cpu_ratio
-from loadtest.cpu_ratio import LoadFigures, NotComparable, Pair, python_for, ratio_of, table, unpack
+from loadtest.cpu_ratio import (
+    LoadFigures,
+    NotComparable,
+    Pair,
+    compared_with_plain,
+    python_for,
+    ratio_of,
+    table,
+    unpack,
+)
 
 PROJECT = """
 [project]
@@ -72,6 +81,18 @@ def test_the_table_shows_slower_loads_peers_and_what_the_older_router_lacks() ->
     assert warm.split() == ["2K", "warm", "400.0", "500.0", "1.25", "1.25", "to", "1.25", "20.0", "<--", "slower"]
     assert chunk.split() == ["chunk", "failed", "failed"]
     assert everything.split() == ["everything", "-", "900.0", "before", "has", "no", "admission,", "tenants", "20.0"]
+
+
+def test_variants_of_a_load_are_compared_with_it_round_by_round() -> None:
+    """On this side alone: the older router may not have the setting."""
+    figures = {
+        "chunk": LoadFigures(pairs=[Pair(9.0, 10.0), Pair(27.0, 30.0)]),
+        "chunk, continued": LoadFigures(lacking=["continuation"], only_now=[12.0, 36.0]),
+        "chunk, failed": LoadFigures(),
+        "2K warm, everything": LoadFigures(only_now=[900.0]),
+    }
+    (line,) = compared_with_plain(figures)
+    assert line == "chunk, continued, now: 1.20 of the plain load (1.20 to 1.20), +4.0 us"
 
 
 def test_equal_packages_share_the_running_environment(tmp_path: Path) -> None:

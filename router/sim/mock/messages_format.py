@@ -27,7 +27,7 @@ def error_frames(error: EngineError) -> bytes:
 
 
 def message_body(request: GenerationRequest, cached_tokens: int, handoff: HandoffFields = NO_HANDOFF_FIELDS) -> bytes:
-    message = _message(request, _blocks(request)) | {"stop_reason": _stop_reason(request)}
+    message = _message(request, _blocks(request)) | _stop(request)
     counts = {"output_tokens": len(request.output.tokens), **_usage(request, cached_tokens)}
     return encode({**message, **handoff.top, "usage": counts})
 
@@ -72,9 +72,9 @@ class MessageFrames(Frames):
         return {"type": f"content_block_{event}", "index": self._index, **fields}
 
     def closing(self, cached_tokens: int) -> bytes:
-        delta = {"stop_reason": _stop_reason(self._request), "stop_sequence": None}
         counts = {"output_tokens": len(self._request.output.tokens), **_usage(self._request, cached_tokens)}
-        ended = b"".join(map(named_event, self.stop())) + _event("message_delta", {"delta": delta, "usage": counts})
+        last = _event("message_delta", {"delta": _stop(self._request), "usage": counts})
+        ended = b"".join(map(named_event, self.stop())) + last
         return ended + _event("message_stop", {})
 
 
@@ -103,8 +103,10 @@ def _message(request: GenerationRequest, content: list[dict[str, Any]]) -> dict[
     return head | {"content": content, "stop_reason": None, "stop_sequence": None}
 
 
-def _stop_reason(request: GenerationRequest) -> str | None:
-    return _STOP_REASONS.get(request.output.finish_reason)
+def _stop(request: GenerationRequest) -> dict[str, str | None]:
+    string = request.output.stop_reason
+    reason = _STOP_REASONS.get(request.output.finish_reason) if string is None else "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": string}
 
 
 def _usage(request: GenerationRequest, cached_tokens: int) -> dict[str, int]:

@@ -286,9 +286,9 @@ class EngineApp:
         fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
-        model, inputs = self._parser.embedding(body)
+        asked = self._parser.embedding(body)
         await _pause_if_slow(exchange, fault)
-        await exchange.respond(HTTPStatus.OK, responses.embedding_body(model, inputs, int(time.time())))
+        await exchange.respond(HTTPStatus.OK, responses.embedding_body(*asked, int(time.time())))
 
     # --- state ---
 

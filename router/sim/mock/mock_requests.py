@@ -144,13 +144,15 @@ class RequestParser:
         audio = asked.response_format if asked.stream_format == "audio" else asked.stream_format
         return replace(request, stream=True, audio=audio)
 
-    def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...]]:
+    def embedding(self, body: bytes) -> tuple[str, tuple[array[int], ...], str]:
         _, embedding = _read(body, AskedEmbedding)
         model, _ = self._model(embedding.model)
+        if embedding.dimensions is not None:
+            raise EngineError(f"Model {model!r} does not support Matryoshka embeddings; dimensions must be unset.")
         inputs = self._prompts(embedding.input, True)
         for tokens in inputs:
             self._check_length(len(tokens), 0)
-        return model, inputs
+        return model, inputs, embedding.encoding_format
 
     def tokenize(self, body: bytes) -> array[int]:
         """Tokens of a `/tokenize` request: a prompt with special tokens, or messages without."""
@@ -178,12 +180,16 @@ class RequestParser:
         options = body.stream_options
         _check_options(body, max_tokens)
         self._check_length(len(prompt.tokens), max_tokens or 1)
+        output = self._answers.output(endpoint, body, prompt, max_tokens)
+        choice = body.tool_choice.get("type") if isinstance(body.tool_choice, dict) else body.tool_choice
+        if choice not in (None, "auto", "none") and output.call is None:
+            raise EngineError("this engine calls only tools that a message lists as `tool_call:`", param="tool_choice")
         return GenerationRequest(
             id=request_id,
             endpoint=endpoint,
             model=model,
             prompt=prompt.tokens,
-            output=self._answers.output(endpoint, body, prompt, max_tokens),
+            output=output,
             adapter=adapter,
             salt=body.cache_salt or "",
             stream=bool(body.stream),
@@ -320,6 +326,9 @@ def _read(body: bytes, body_type: type[_T]) -> tuple[dict[str, Any], _T]:
 
 
 def _check_options(body: AskedGeneration, max_tokens: int | None) -> None:
+    for name in ("logprobs", "echo", "suffix") if isinstance(body, AskedCompletion) else ("logprobs",):
+        if (value := getattr(body, name)) is not None and value is not False:
+            raise EngineError(f"this engine does not support {name}", param=name)
     if body.n not in (None, 1):
         raise EngineError(f"this engine supports only n=1, got {body.n}", param="n")
     if max_tokens is not None and max_tokens < 1:

@@ -80,11 +80,11 @@ def tokens_body(tokens: array[int], max_model_len: int) -> bytes:
     return encode({"count": len(listed), "max_model_len": max_model_len, "tokens": listed, "token_strs": None})
 
 
-def embedding_body(model: str, inputs: Sequence[array[int]], created_s: int) -> bytes:
-    """One vector per input; equal tokens get equal vectors."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": _vector(tokens)} for index, tokens in enumerate(inputs)
-    ]
+def embedding_body(model: str, inputs: Sequence[array[int]], encoding: str, created_s: int) -> bytes:
+    """One vector per input, as numbers or as base64 of float32; equal tokens get equal vectors."""
+    vectors = [array("f", _vector(tokens)) for tokens in inputs]
+    shown = [b64encode(one).decode() if encoding == "base64" else one.tolist() for one in vectors]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(shown)]
     count = sum(map(len, inputs))
     usage = {"prompt_tokens": count, "total_tokens": count, "completion_tokens": 0, "prompt_tokens_details": None}
     head = {"id": f"embd-{uuid.uuid4().hex}", "object": "list", "created": created_s, "model": model}

@@ -31,6 +31,9 @@ class AskedGeneration(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     include_stop_str_in_output: bool = False
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    logprobs: bool | int | None = None
+    tool_choice: Any = None
     kv_transfer_params: dict[str, Any] | None = None
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
@@ -49,11 +52,14 @@ class AskedChat(AskedGeneration, kw_only=True):
 
 class AskedCompletion(AskedGeneration, kw_only=True):
     prompt: AskedPrompts
+    echo: bool | None = False
+    suffix: str | None = None
 
 
 class AskedMessage(AskedGeneration, kw_only=True):
     messages: list[dict[str, Any]]
     max_tokens: int
+    stop: list[str] | None = msgspec.field(default=None, name="stop_sequences")
 
 
 class AskedResponse(AskedGeneration, kw_only=True):
@@ -72,6 +78,8 @@ class AskedSpeech(AskedGeneration, kw_only=True):
 class AskedEmbedding(msgspec.Struct, kw_only=True):
     input: AskedPrompts
     model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
 
 
 class AskedTokens(msgspec.Struct, kw_only=True):

@@ -48,6 +48,19 @@ async def test_the_cached_part_of_a_prompt_is_counted_apart(make_agent_config: M
         assert first.content == second.content and first.stop_reason == "end_turn"
 
 
+async def test_a_stop_sequence_ends_a_message_and_is_named(make_agent_config: MakeConfig) -> None:
+    """Whole and streamed."""
+    async with sdk(make_agent_config()) as (_, client):
+        said = (await client.messages.create(**ASK)).content[0].text
+        asked = {**ASK, "stop_sequences": [said.split()[3]]}
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            streamed = await stream.get_final_message()
+        for one in (whole, streamed):
+            assert (one.stop_reason, one.stop_sequence) == ("stop_sequence", said.split()[3])
+            assert one.content[0].text.split() == said.split()[:3]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("asked", [ASK, CALLING], ids=["text", "call"])
 async def test_a_stream_has_what_the_unary_response_has(make_agent_config: MakeConfig, asked: dict[str, Any]) -> None:
     """Text or the call of a tool, the reason to stop, and the usage."""

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -108,6 +109,15 @@ async def test_embeddings_are_answered(running: Running) -> None:
     async with running() as (_, client):
         answer = (await client.post("/v1/embeddings", json={"input": ["a", "b"]})).json()
         assert [one["index"] for one in answer["data"]] == [0, 1]
+
+
+async def test_openais_sdk_reads_the_same_embedding_in_both_encodings(running: Running) -> None:
+    """Without a word from the program it asks for base64."""
+    async with running() as (engine, _), openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none") as sdk:
+        raw = await sdk.embeddings.with_raw_response.create(model="tiny", input=["a", "b"])
+        assert all(isinstance(one["embedding"], str) for one in json.loads(raw.text)["data"])
+        numbers = await sdk.embeddings.create(model="tiny", input=["a", "b"], encoding_format="float")
+        assert [one.embedding for one in raw.parse().data] == [pytest.approx(one.embedding) for one in numbers.data]
 
 
 async def test_an_engine_describes_itself(running: Running) -> None:

@@ -140,12 +140,62 @@ def test_tokenize_defaults_to_special_tokens_for_text_and_to_none_for_chats(read
 
 def test_embeddings_take_texts_and_tokens(reader: RequestParser) -> None:
     """One input or several; none may exceed the model's length."""
-    _, texts = reader.embedding(body(input=["a b", "c"]))
+    _, texts, _ = reader.embedding(body(input=["a b", "c"]))
     assert [len(tokens) for tokens in texts] == [3, 2]
-    _, ids = reader.embedding(body(input=[[1], [2, 3]]))
+    _, ids, _ = reader.embedding(body(input=[[1], [2, 3]]))
     assert [tokens.tolist() for tokens in ids] == [[1], [2, 3]]
     with pytest.raises(EngineError, match="maximum context length"):
         reader.embedding(body(input=list(range(101))))
+
+
+TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": True, "top_logprobs": 2},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required", "tools": [TOOL]},
+        {"tool_choice": {"type": "function", "function": {"name": "read"}}, "tools": [TOOL]},
+    ],
+)
+def test_what_a_chat_asks_for_is_answered_or_refused_by_name(reader: RequestParser, fields: dict[str, Any]) -> None:
+    """An answer without it would be one that no engine gives."""
+    with pytest.raises(EngineError) as refused:
+        reader.chat(body(messages=USER, **fields), "7")
+    assert next(iter(fields)) in f"{refused.value.param} {refused.value}"
+    assert refused.value.status is HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize("fields", [{"logprobs": 0}, {"echo": True}, {"suffix": "end"}])
+def test_what_a_completion_asks_for_is_answered_or_refused_by_name(
+    reader: RequestParser, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(EngineError) as refused:
+        reader.completion(body(prompt="hello", **fields), "7")
+    assert refused.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": False, "response_format": {"type": "text"}},
+        {"tools": [TOOL], "tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "none", "echo": False},
+        {"logprobs": None, "response_format": None, "tool_choice": None},
+    ],
+)
+def test_a_field_that_asks_for_nothing_is_taken(reader: RequestParser, fields: dict[str, Any]) -> None:
+    assert reader.chat(body(messages=USER, **fields), "7").output.tokens
+
+
+def test_embeddings_of_another_length_or_unknown_encoding_are_refused(reader: RequestParser) -> None:
+    """As by a vLLM whose model has embeddings of one length."""
+    with pytest.raises(EngineError, match="dimensions must be unset"):
+        reader.embedding(body(input="a", dimensions=4))
+    with pytest.raises(EngineError, match="encoding_format"):
+        reader.embedding(body(input="a", encoding_format="int8"))
 
 
 def test_given_prompt_tokens_skip_the_template(make_config: Callable[..., MockEngineConfig]) -> None:

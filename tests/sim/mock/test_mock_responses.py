@@ -142,7 +142,7 @@ def test_tokenize_returns_the_count() -> None:
 def test_embeddings_depend_on_the_tokens_alone() -> None:
     """Equal inputs get equal vectors."""
     inputs = (token_array([1]), token_array([2]), token_array([1]))
-    one, other, again = json.loads(embedding_body("tiny", inputs, 100))["data"]
+    one, other, again = json.loads(embedding_body("tiny", inputs, "float", 100))["data"]
     assert one["embedding"] == again["embedding"] != other["embedding"]
     assert len(one["embedding"]) == EMBEDDING_DIMENSIONS
 
