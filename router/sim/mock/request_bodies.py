@@ -71,7 +71,7 @@ class AskedResponse(AskedGeneration, kw_only=True):
 
 class AskedSpeech(AskedGeneration, kw_only=True):
     input: str
-    response_format: Literal["pcm", "wav", "mp3"] = "mp3"
+    response_format: Literal["pcm", "wav", "mp3"] = "mp3"  # type: ignore[assignment]
     stream_format: Literal["audio", "sse"] = "audio"
 
 
