@@ -21,6 +21,7 @@ from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import AdmissionConfig, ContinuationConfig, Limits, ModelConfig, Probes, RouterConfig
+from router.engines.engine_catalog import ENGINES
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
@@ -33,7 +34,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.queues import ModelQueue
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import PodId, PodState, PrefixTrust
+from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
@@ -92,7 +93,8 @@ class Deployment:
         return sum(sample.value for family in applied for sample in family.samples)
 
     def all_trusted(self) -> bool:
-        """Whether every pod has passed its self-tests, and its hit test is over, so that no more probes reach it."""
+        """Whether every pod has passed its self-tests and those of continuations, and its hit test is over, so that no
+        more probes reach it."""
         statuses = self.program.fleet.snapshot.pods
         converts = all(engine.config.template is not None for engine in self.engines)
         return bool(statuses) and all(
@@ -100,8 +102,14 @@ class Deployment:
             and status.pod.trust is PrefixTrust.TRUSTED
             and (bool(status.pod.converts) or not converts or status.pod.engine != "vllm")
             and not self._will_test_hits(status.pod.id)
+            and (bool(status.pod.continues) or not self._will_test_continuation(status.pod))
             for status in statuses
         )
+
+    def _will_test_continuation(self, pod: Pod) -> bool:
+        words_of, probes = self.program.pods._words_of, self.program._config.probes
+        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
+        return could and probes.self_test and words_of is not None and words_of(pod.base_model) is not None
 
     def _will_test_hits(self, pod: PodId) -> bool:
         """Whether a hit test will follow: the pod publishes events, and only they say what hits."""

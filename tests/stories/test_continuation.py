@@ -49,7 +49,7 @@ async def test_pods_show_at_join_that_they_continue_streams(deploy: Deploy) -> N
     async with deploy(continuation=ON) as deployment:
         await proven(deployment)
         assert [set(pod["continues"]) for pod in await deployment.pods()] == [BOTH, BOTH]
-    async with deploy() as deployment:
+    async with deploy(continuation=ContinuationConfig(enabled=False)) as deployment:
         assert [pod["continues"] for pod in await deployment.pods()] == [[], []]
 
 

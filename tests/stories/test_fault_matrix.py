@@ -228,14 +228,13 @@ async def test_clients_of_every_kind_are_answered(deploy: Deploy) -> None:
         await nothing_stays_behind(deployment)
 
 
-@pytest.mark.parametrize("encodings", [("gzip",), ("identity", "gzip")])
-async def test_a_compressed_body_is_refused_with_a_message(deploy: Deploy, encodings: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("encodings", [("br",), ("identity", "gzip")])
+async def test_a_body_in_another_encoding_is_refused_with_a_message(deploy: Deploy, encodings: tuple[str, ...]) -> None:
     """Before the body is read; no pod sees it."""
     async with deploy(pods=1) as deployment:
         headers = [("content-encoding", encoding) for encoding in encodings]
         answer = await deployment.client.post("/v1/chat/completions", content=gzip.compress(chat("a")), headers=headers)
-        assert answer.status_code == 400
-        assert "content-encoding" in answer.json()["error"]["message"]
+        assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip, zstd")
         assert await attempts(deployment, 0, "ok") == 0
 
 
