@@ -14,6 +14,7 @@ from hashlib import sha256
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -24,6 +25,14 @@ from tests.live_clients.scenario import MODEL
 PIECES, PIECE_BYTES, PAUSE_S = 10, 4_800, 0.05
 TYPES = {"pcm": "audio/pcm", "wav": "audio/wav", "mp3": "audio/mpeg"}
 WORDS = ("one", " two", " three")
+
+
+async def sent_form(request: Request) -> tuple[FormData, bytes, str | None]:
+    """The form, and content and name of its file."""
+    async with request.form() as form:
+        file = form["file"]
+        assert not isinstance(file, str)
+        return form, await file.read(), file.filename
 
 
 async def speech(request: Request) -> Response:
@@ -38,10 +47,8 @@ async def speech(request: Request) -> Response:
 
 
 async def transcription(request: Request) -> Response:
-    form = await request.form()
-    file = form["file"]
-    assert not isinstance(file, str)
-    digest = sha256(await file.read()).hexdigest()
+    form, content, _ = await sent_form(request)
+    digest = sha256(content).hexdigest()
     if form.get("stream") != "true":
         usage = {"type": "duration", "seconds": 1}
         return JSONResponse({"text": digest, "usage": usage})
@@ -59,11 +66,8 @@ async def transcription(request: Request) -> Response:
 
 
 async def file(request: Request) -> Response:
-    form = await request.form()
-    sent = form["file"]
-    assert not isinstance(sent, str)
-    content = await sent.read()
-    stored = {"id": "file-1", "object": "file", "bytes": len(content), "created_at": 1, "filename": sent.filename}
+    form, content, name = await sent_form(request)
+    stored = {"id": "file-1", "object": "file", "bytes": len(content), "created_at": 1, "filename": name}
     return JSONResponse({**stored, "purpose": form["purpose"], "status": "processed"})
 
 

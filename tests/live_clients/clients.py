@@ -44,6 +44,11 @@ class Ran:
     exchanges: Sequence[Exchange]
     returned: Sequence[Any]
 
+    @property
+    def errors(self) -> Sequence[Any]:
+        """Those that its SDK raised."""
+        return [one for one in self.returned if isinstance(one, dict) and one.get("error")]
+
 
 def command(program: str) -> list[str]:
     """Node finds packages next to a program, so it runs a copy there."""

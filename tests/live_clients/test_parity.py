@@ -25,8 +25,10 @@ async def compared(program: str, kind: str, of: Sides) -> Sequence[str]:
     direct: list[Sequence[Exchange]] = []
     routed: list[Sequence[Exchange]] = []
     for _ in range(ROUNDS):
-        direct.append((await run(program, kind, of.direct)).exchanges)
-        routed.append((await run(program, kind, of.routed)).exchanges)
+        one, other = await run(program, kind, of.direct), await run(program, kind, of.routed)
+        assert one.errors == other.errors
+        direct.append(one.exchanges)
+        routed.append(other.exchanges)
         if not (found := differences(direct, routed)):
             break
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from tempfile import NamedTemporaryFile
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 PATHS = {
@@ -29,12 +30,12 @@ def options(api: str, body: dict[str, Any], file: str) -> list[str]:
 
 
 def main() -> None:
-    with NamedTemporaryFile(suffix=".wav") as file:
-        file.write(b"RIFF" + bytes(range(256)) * 64)
-        file.flush()
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "note.wav")
+        file.write_bytes(b"RIFF" + bytes(range(256)) * 64)
         for step in json.load(sys.stdin):
             url = f"{sys.argv[1]}/v1/{PATHS[step['api']]}"
-            command = ["curl", "-sSN", "--max-time", "120", url, *options(step["api"], step["body"], file.name)]
+            command = ["curl", "-sSN", "--max-time", "120", url, *options(step["api"], step["body"], str(file))]
             ran = subprocess.run(command, capture_output=True, check=True)
             print(json.dumps(ran.stdout.decode("latin-1")))
 
