@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from router.apis.openai import ASKED_USAGE
+from router.guards import Bound
 from router.types import UsageShown
 
 REFUSED_STATUSES = frozenset({400, 422})
 MAX_EVENT_BYTES = 256 * 1024
 """A longer event passes as it came."""
+MAX_READ = 1000
+"""Events with usage in one piece that are read, in 3 ms; the others pass as they came. Those of vLLM have 250 bytes or
+more, and pieces at most 256 KiB."""
 _ASKED_END = b"," + ASKED_USAGE + b"}"
 _USAGE = b'"usage"'
 _USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
@@ -28,6 +32,7 @@ _MOVED = ("system_fingerprint", "timings")
 """Fields that engines send with the last event: that of the usage, if it was asked for."""
 _Fields = dict[str, msgspec.Raw]
 _FIELDS = msgspec.json.Decoder(_Fields)
+_EVENT_BOUND, _OPTIONS_BOUND = Bound("event", MAX_EVENT_BYTES), Bound("stream_options", 4096, 100)
 _NULL, _NO_CHOICES = msgspec.Raw(b"null"), msgspec.Raw(b"[]")
 
 
@@ -44,8 +49,8 @@ def shown_usage(options: msgspec.Raw | msgspec.UnsetType) -> UsageShown:
     if isinstance(options, msgspec.UnsetType):
         return UsageShown.NONE
     try:
-        asked = _OPTIONS.decode(options) or _StreamOptions()
-    except msgspec.DecodeError:
+        asked = _OPTIONS_BOUND.json(bytes(options), _OPTIONS) or _StreamOptions()
+    except ValueError:
         return UsageShown.ALL
     if not asked.include_usage:
         return UsageShown.NONE
@@ -54,7 +59,7 @@ def shown_usage(options: msgspec.Raw | msgspec.UnsetType) -> UsageShown:
 
 def asking_options(options: msgspec.Raw) -> _Fields:
     """The client's `stream_options`, with usage asked for."""
-    given: _Fields = {} if options == _NULL else dict(_FIELDS.decode(options))
+    given: _Fields = {} if options == _NULL else dict(_OPTIONS_BOUND.json(bytes(options), _FIELDS))
     return {**given, "include_usage": msgspec.Raw(b"true")}
 
 
@@ -77,6 +82,8 @@ class UsageFilter:
     hides_steps: bool
     _rest: bytearray = field(default_factory=bytearray)
     """The beginning of an event."""
+    _unread: int = 0
+    """Events of the piece that may still be read."""
     _held: list[bytes] = field(default_factory=list)
     """Events that end a choice, until the next event that has no choices: fields of it belong there."""
 
@@ -94,7 +101,7 @@ class UsageFilter:
         return left
 
     def _filtered(self, piece: bytes) -> bytes:
-        rest, begin = self._rest, 0
+        rest, begin, self._unread = self._rest, 0, MAX_READ
         searched = max(len(rest) - 3, 0)
         rest += piece
         events = []
@@ -110,7 +117,8 @@ class UsageFilter:
     def _event(self, event: bytes) -> bytes:
         if self._held and _DONE in event:
             return self._released({}) + event
-        if _USAGE in event and len(event) <= MAX_EVENT_BYTES:
+        if _USAGE in event and self._unread:
+            self._unread -= 1
             fields = _fields_of(event)
             if fields.get("usage", _NULL) != _NULL:
                 if fields.get("choices") == _NO_CHOICES:
@@ -137,7 +145,7 @@ def _completed(event: bytes, moved: list[tuple[bytes, bytes]]) -> bytes:
 def _fields_of(event: bytes) -> _Fields:
     """The fields of an event with one object; none for any other."""
     try:
-        return _FIELDS.decode(event[event.index(_DATA) + len(_DATA) :])
+        return _EVENT_BOUND.json(event[event.index(_DATA) + len(_DATA) :], _FIELDS)
     except ValueError:
         return {}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.admission.tenant import OPEN_TENANT
-from router.request.usage_filter import MAX_EVENT_BYTES, UsageFilter
+from router.request.usage_filter import MAX_EVENT_BYTES, MAX_READ, UsageFilter
 from router.types import Endpoint, InferenceRequest, UsageShown
 from tests.request.memory_front import MemoryExchange
 from tests.request.scripts import LAST, ScriptedPods, responding
@@ -132,6 +132,12 @@ def test_what_is_held_of_a_long_event_is_bounded() -> None:
     assert sent > 5_000_000 - MAX_EVENT_BYTES - 5000
 
 
+def test_the_work_for_one_piece_is_bounded() -> None:
+    """An evil pod sends the smallest events with usage: those beyond the bound pass unread."""
+    event = b'data: {"usage":{"a":1},"choices":[]}\n\n'
+    assert filtered(event * (MAX_READ + 10)) == event * 10
+
+
 # --- what pods are asked for ---
 
 
@@ -182,7 +188,7 @@ def test_nothing_is_asked_where_the_response_does_not_pass_here() -> None:
     assert (json.loads(request.body), request.usage) == ({**CHAT, "stream": True}, UsageShown.ALL)
 
 
-@pytest.mark.parametrize("options", ["text", 5, [1], {"include_usage": "maybe"}])
+@pytest.mark.parametrize("options", ["text", 5, [1], {"include_usage": "maybe"}, {"x": [1] * 200}])
 def test_options_that_no_engine_accepts_are_forwarded_as_they_came(options: object) -> None:
     """The engine says what is wrong."""
     request = asked({"stream": True, "stream_options": options})
