@@ -21,22 +21,3 @@
 {{- end -}}
 {{- toYaml $rules -}}
 {{- end -}}
-
-{{/* Rules by namespace: what `deletion_cost` writes. The Lease is in the first namespace of the pods. */}}
-{{- define "warmroute.writes" -}}
-{{- $pods := dict "apiGroups" (list "") "resources" (list "pods") "verbs" (list "patch") -}}
-{{- $leases := dict "apiGroups" (list "coordination.k8s.io") "resources" (list "leases") "verbs" (list "get" "create" "patch") -}}
-{{- $rules := dict -}}
-{{- range fromYamlArray (include "warmroute.sources" .) -}}
-{{- $source := . -}}
-{{- if and $source.deletion_cost (not (dig "api" "url" "" $source)) -}}
-{{- $namespaces := default (list $.Release.Namespace) $source.namespaces -}}
-{{- range $namespaces -}}
-{{- $_ := set $rules . (append (get $rules . | default list) $pods | uniq) -}}
-{{- end -}}
-{{- $home := ternary $.Release.Namespace (first $namespaces) (has "*" $namespaces) -}}
-{{- $_ := set $rules $home (append (get $rules $home | default list) $leases | uniq) -}}
-{{- end -}}
-{{- end -}}
-{{- toYaml $rules -}}
-{{- end -}}

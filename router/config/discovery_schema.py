@@ -159,11 +159,6 @@ class KubernetesPods(Strict):
     labels of pods remain."""
     rack_label: str = ""
     """Label of pods or nodes that names the rack."""
-    deletion_cost: bool = False
-    """Keep the annotation controller.kubernetes.io/pod-deletion-cost of the pods up to date: the milliseconds of
-    prefill that would be lost with a pod's cache and its work in flight. A ReplicaSet (of a Deployment) that is scaled
-    down removes the pods with the lowest cost first; other owners ignore it. Needs patch on pods, and get, create
-    and patch on leases of coordination.k8s.io. One router writes, each pod at most once a minute."""
     api: KubernetesApi = KubernetesApi()
     pod: DiscoveredPods = DiscoveredPods()
 
@@ -171,10 +166,8 @@ class KubernetesPods(Strict):
     def _one_way_to_find_pods(self) -> Self:
         if bool(self.selector) == bool(self.inference_pool):
             raise ValueError("needs either `selector`, such as `selector: app=vllm`, or `inference_pool`")
-        if self.inference_pool and (
-            self.deletion_cost or len(self.namespaces) > 1 or ALL_NAMESPACES in self.namespaces
-        ):
-            raise ValueError("an `inference_pool` is in one of `namespaces`, and has no `deletion_cost`")
+        if self.inference_pool and (len(self.namespaces) > 1 or ALL_NAMESPACES in self.namespaces):
+            raise ValueError("an `inference_pool` is in one of `namespaces`")
         return self
 
 

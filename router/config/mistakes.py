@@ -56,6 +56,8 @@ _YAML_HINTS = {
 """What is wrong, by a part of the YAML library's message."""
 REMOVED_KEYS = {
     "KubernetesApi.kubeconfig": "run `kubectl proxy` and set `url: http://127.0.0.1:8001`",
+    "KubernetesPods.deletion_cost": "remove the key, and from each pod what it wrote: "
+    "`kubectl annotate pods -l SELECTOR controller.kubernetes.io/pod-deletion-cost-`",
     "KubernetesPods.service": "write the `selector` of the Service, or name a headless one under `dns`",
     "Receipts.redis_maxlen": "write `file`, and let a log shipper collect the files of several routers",
     "PolicySpec.shadow": "record receipts, and compare policies with `warmroute replay`",

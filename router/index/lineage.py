@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.index.recent_prompts import RecentPrompts
 from router.types import BlockHash
 
 Ends: TypeAlias = tuple[int, int]
@@ -49,10 +48,9 @@ _UNKNOWN = Ancestry()
 
 
 class Lineage:
-    """The last prompts of recent conversations and the starts of recent prompts. `recent` also receives the blocks."""
+    """The last prompts of recent conversations and the starts of recent prompts."""
 
-    def __init__(self, recent: RecentPrompts | None = None) -> None:
-        self._recent = recent
+    def __init__(self) -> None:
         self._tails: OrderedDict[BlockHash, _Last] = OrderedDict()
         self._depth_markers: dict[BlockHash, Ends] = {}
         """Hashes of recent prompts at power-of-two depths, and how many blocks after the marker prompts ended. At half
@@ -71,8 +69,6 @@ class Lineage:
         found, before = self._ancestry(hashes, now_s, global_prefix_blocks)
         if before is not None:
             del self._tails[before]
-        if self._recent is not None:
-            self._recent.put(hashes, before, now_s)
         self._tails[hashes[-1]] = _Last(now_s, found.turn, found.gap_s)
         if len(self._tails) > CONVERSATIONS:
             self._tails.popitem(last=False)

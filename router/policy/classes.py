@@ -14,7 +14,6 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from router.index.lineage import Lineage
-from router.index.recent_prompts import RecentPrompts
 from router.policy.match import HeaderPairs, Match
 from router.policy.term import Configurable
 from router.types import Scene
@@ -67,13 +66,13 @@ class ClassRules(Configurable):
 
 
 class Classes:
-    """Classifies requests by the rules and by the prompts seen so far, which `recent` also receives."""
+    """Classifies requests by the rules and by the prompts seen so far."""
 
-    def __init__(self, rules: ClassRules, recent: RecentPrompts | None = None) -> None:
+    def __init__(self, rules: ClassRules) -> None:
         self._rules = [_unpacked(rule) for rule in rules.rules]
         self._names = rules.names
         self._header = rules.header.lower().encode()
-        self._lineage = Lineage(recent)
+        self._lineage = Lineage()
 
     def classify(self, scene: Scene, *, prompt_tokens: int, headers: HeaderPairs, counted: bool = True) -> str:
         """The class of one request; its prompt is recorded if it is `counted`. At most O(blocks), see `Lineage`.

@@ -12,7 +12,6 @@ from router.config.priors import ModelPrior, PodPriors
 from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS
-from router.feeds.cache_costs import CacheCosts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.continuation_test import ContinuationTestFeed
 from router.feeds.discovery.membership import Membership
@@ -31,7 +30,6 @@ from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
-from router.index.recent_prompts import RecentPrompts
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
@@ -132,12 +130,6 @@ class FleetParts:
             learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)
             feeds["pictures"] = learner.run
         return feeds
-
-    def deletion_costs(self, recent: RecentPrompts) -> Feeds:
-        """The tasks that write the deletion costs of discovered pods. `recent`: the prompts that may come back."""
-        prompts = self._prompts
-        costs = CacheCosts(recent, self.store, self.fleet, self.ledger, lambda pod: prompts.generation_of(pod.models))
-        return self.sources.deletion_costs(costs.read)
 
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""

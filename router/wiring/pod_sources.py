@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-from collections.abc import Callable
-
-from xxhash import xxh3_64_hexdigest
-
-from router.config.discovery_schema import ALL_NAMESPACES, KubernetesPods
+from router.config.discovery_schema import KubernetesPods
 from router.config.schema import RouterConfig
-from router.feeds.discovery.deletion_costs import CostsOf, DeletionCosts, KubeLease
 from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
@@ -38,7 +30,6 @@ class PodSources:
         self.statuses: list[SourceStatus] = []
         """The states of the sources whose pods may be outdated."""
         self._objectives: list[PoolObjectives] = []
-        self._deletion_costs: list[Callable[[CostsOf], DeletionCosts]] = []
         found = config.discovery
         for file in found.file:
             status = self._status(f"file {file.path}")
@@ -68,15 +59,8 @@ class PodSources:
         name = f"kubernetes {entry.selector}"
         namespaces = entry.namespaces or (own_namespace(),)
         statuses = {namespace: self._status(f"{name} in {namespace}") for namespace in namespaces}
-        api = KubeApi(entry.api, api_server)
-        source = KubernetesSource(entry, api, statuses)
+        source = KubernetesSource(entry, KubeApi(entry.api, api_server), statuses)
         self.by_name[statuses[namespaces[0]].source] = source
-        if entry.deletion_cost:
-            lease = lease_of(entry, api, own_namespace() if ALL_NAMESPACES in namespaces else namespaces[0])
-            self._deletion_costs.append(lambda costs: DeletionCosts(api, lease, source.living_pods, costs))
-
-    def deletion_costs(self, costs: CostsOf) -> Feeds:
-        return {f"deletion costs {number}": build(costs).run for number, build in enumerate(self._deletion_costs)}
 
     def objectives(self) -> Feeds:
         """The tasks that read the priorities of requests, where a queue has a use for them."""
@@ -92,9 +76,3 @@ class PodSources:
         status = SourceStatus(f"{name} #{number + 1}" if number else name)
         self.statuses.append(status)
         return status
-
-
-def lease_of(entry: KubernetesPods, api: KubeApi, namespace: str) -> KubeLease:
-    """The Lease of the routers that write the costs of the same pods."""
-    identity = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-    return KubeLease(api, namespace, f"warmroute-{xxh3_64_hexdigest(entry.selector.encode())}", identity)

@@ -42,7 +42,6 @@ from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
-from router.index.recent_prompts import RecentPrompts
 from router.observe.declared import of_process
 from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
@@ -112,9 +111,7 @@ class Program:
         self.metrics = Metrics()
         add_process_metrics(self.metrics.registry)
         rules = load_classes(config.classes)
-        writes_costs = any(entry.deletion_cost for entry in config.discovery.kubernetes)
-        self._recent = RecentPrompts() if writes_costs else None
-        self._classes = Classes(rules, self._recent)
+        self._classes = Classes(rules)
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.records = DecisionRecords(config.receipts, self.metrics)
         self.policies = PolicyFeed(folder, self.metrics, self.records.review)
@@ -293,8 +290,6 @@ class Program:
             feeds |= self.pods.sources.objectives()
         if self._quota_feed is not None:
             feeds["quotas"] = self._quota_feed.run
-        if self._recent is not None:
-            feeds |= self.pods.deletion_costs(self._recent)
         if self.certificate:
             feeds["certificate"] = partial(self._renew, self.certificate)
         if self._tenants:

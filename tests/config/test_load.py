@@ -59,6 +59,11 @@ def refused(folder: Path, text: str) -> str:
             "/router.yaml:3: discovery.kubernetes.0.service",
             "was removed; write the `selector` of the Service, or name a headless one under `dns`",
         ),
+        (
+            "discovery:\n  kubernetes:\n    selector: a\n    deletion_cost: true\n",
+            "/router.yaml:4: discovery.kubernetes.deletion_cost",
+            "was removed; remove the key, and from each pod what it wrote: `kubectl annotate pods",
+        ),
         ("receipts:\n  redis_maxlen: 5\n", "/router.yaml:2: receipts.redis_maxlen", "was removed; write `file`"),
         ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, continuation, discovery"),
         (

@@ -24,6 +24,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"securityContext": {"readOnlyRoot": True}}, "'/securityContext': additional properties 'readOnlyRoot' not"),
     ({"tokenizers": [{"name": "a", "hub": {"repo": "a/b"}}]}, "additional properties 'repo' not allowed"),
     ({"engines": {"pools": [{"name": "a", "gpus": 1}]}}, "'/engines/pools/0': additional properties 'gpus' not"),
+    (
+        {"config": {"discovery": {"kubernetes": {"selector": "app=vllm", "deletion_cost": True}}}},
+        "'/config/discovery/kubernetes': additional properties 'deletion_cost' not allowed",
+    ),
     # Types and ranges.
     ({"replicaCount": "two"}, "'/replicaCount': got string, want integer"),
     ({"image": {"digest": "sha256:abc"}}, "'/image/digest': 'sha256:abc' does not match pattern"),

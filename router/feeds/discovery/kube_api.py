@@ -92,21 +92,17 @@ class KubeApi:
 
     async def get(self, path: str, query: Mapping[str, str]) -> bytes:
         """The body of a successful response. Raises `KubeApiError`."""
-        return await self._exchange("GET", _target(path, query))
-
-    async def create(self, path: str, created: bytes) -> None:
-        """Create an object, given as JSON. Raises `KubeApiError`."""
-        await self._exchange("POST", path, created, "application/json")
-
-    async def patch(self, path: str, changes: bytes) -> None:
-        """Change fields of an object, given as a merge patch. Raises `KubeApiError`."""
-        await self._exchange("PATCH", path, changes, "application/merge-patch+json")
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S), self._open(path, query) as response:
+                return await _read(response)
+        except TimeoutError:
+            raise KubeApiError(0, f"{self._url}: no response within {REQUEST_TIMEOUT_S:g} s") from None
 
     async def lines(self, path: str, query: Mapping[str, str], limit_s: float) -> AsyncGenerator[list[bytes], None]:
         """The lines as they arrive, first none when it begins. Raises `KubeApiError`, also after `limit_s`."""
         rest, now_s = b"", asyncio.get_running_loop().time
         try:
-            async with asyncio.timeout(limit_s), self._open("GET", _target(path, query)) as response:
+            async with asyncio.timeout(limit_s), self._open(path, query) as response:
                 yield []
                 asked_s = now_s()
                 while piece := await response.read():
@@ -120,20 +116,10 @@ class KubeApi:
         except TimeoutError:
             raise KubeApiError(0, f"watch sent no end within {limit_s:g} s") from None
 
-    async def _exchange(self, method: str, target: str, body: bytes = b"", content_type: str = "") -> bytes:
-        try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S), self._open(method, target, body, content_type) as response:
-                return await _read(response)
-        except TimeoutError:
-            raise KubeApiError(0, f"{self._url}: no response within {REQUEST_TIMEOUT_S:g} s") from None
-
     @asynccontextmanager
-    async def _open(
-        self, method: str, target: str, body: bytes = b"", content_type: str = ""
-    ) -> AsyncIterator[IncomingResponse]:
-        headers = self._credentials() | ({"content-type": content_type} if body else {})
+    async def _open(self, path: str, query: Mapping[str, str]) -> AsyncIterator[IncomingResponse]:
         try:
-            response = await self._server.send(method, target, headers, body)
+            response = await self._server.send("GET", _target(path, query), self._credentials(), b"")
             try:
                 if response.status not in SUCCESS:
                     raise await _refused(response)

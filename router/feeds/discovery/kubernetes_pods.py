@@ -20,7 +20,7 @@ from router.config.pod_schema import PodConfig
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_facts import ZONE_LABEL, NodePlace, pod_configs, read_keys, unknown_annotations
-from router.feeds.discovery.kube_objects import KubeApiError, KubePod, ObjectKey, pod_reader, read_labels
+from router.feeds.discovery.kube_objects import KubeApiError, KubePod, pod_reader, read_labels
 from router.feeds.discovery.kube_presence import Presence, SeenPod
 from router.feeds.discovery.kube_watch import Collection, KubeWatch
 from router.feeds.discovery.membership import ListedPod
@@ -152,10 +152,6 @@ class KubernetesSource:
             KubeWatch(api, Collection(namespace, entry.selector, read), status, entry.resync_s, self._changed.set)
             for namespace, status in statuses.items()
         ]
-
-    def living_pods(self) -> dict[str, ObjectKey]:
-        """Namespace and name of each pod that is not being removed, by uid."""
-        return {pod.uid: pod.key for pod in self._pods() if not (pod.terminating or pod.finished)}
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
         runs = {f"watch {number}": watch.run for number, watch in enumerate(self._watches)} | {"nodes": self._nodes.run}

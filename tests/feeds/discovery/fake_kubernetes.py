@@ -1,8 +1,7 @@
 """A Kubernetes API server in memory: lists, pages and watches pods, and misbehaves on request.
 
-Pods can be patched, and leases created and patched. It follows the API in what a client can see: resource versions that
-grow, watches that continue from one, 410 for old ones in both forms, bookmarks, watches that end after
-`timeoutSeconds`. `Faults` are what happened in real clusters.
+It follows the API in what a client can see: resource versions that grow, watches that continue from one, 410 for old
+ones in both forms, bookmarks, watches that end after `timeoutSeconds`. `Faults` are what happened in real clusters.
 """
 
 from __future__ import annotations
@@ -20,12 +19,8 @@ from router.errors import ConnectFailed
 from router.types import PodTls
 
 Object = dict[str, Any]
-PODS, LEASES = "pods", "leases"
-POOLS, OBJECTIVES = "inferencepools", "inferenceobjectives"
-VERBS = {"GET": "get", "POST": "create", "PATCH": "patch"}
+PODS, POOLS, OBJECTIVES = "pods", "inferencepools", "inferenceobjectives"
 BOOKMARK_S = 20.0
-PRECONDITIONS = ("uid", "resourceVersion")
-"""Fields of a change's metadata that must be equal where they are given."""
 
 
 @dataclass
@@ -48,7 +43,7 @@ class Faults:
     """Only the latest version can be watched: 410 as a status, or inside of the stream."""
     forget_in_stream: bool = False
     denied: frozenset[str] = frozenset()
-    """What the ServiceAccount may not do, such as `patch pods`."""
+    """What the ServiceAccount may not do, such as `get inferencepools`."""
     close_old: bool = False
     """A watch of another version than the latest ends at once, without an error."""
 
@@ -194,8 +189,8 @@ class FakeKubernetes:
         if OBJECTIVES in path:
             return self._list_objectives(path[2], path[5], query)
         namespace = path[path.index("namespaces") + 1] if "namespaces" in path else "*"
-        if request.method != "GET" or LEASES in path or POOLS in path:
-            return self._one(request, namespace, path[path.index("namespaces") + 2 :])
+        if POOLS in path:
+            return self._one(POOLS, namespace, path[-1])
         if not query.get("watch"):
             return self._list(path[-1], namespace, query)
         version = int(query.get("resourceVersion", self._version))
@@ -213,24 +208,12 @@ class FakeKubernetes:
             return httpx.Response(404, text="404 page not found")
         return self._list(f"{group}/{OBJECTIVES}", namespace, query)
 
-    def _one(self, request: httpx.Request, namespace: str, path: list[str]) -> httpx.Response:
-        """Get, create or patch one object."""
-        resource, sent = path[0], json.loads(request.content or b"{}")
-        meta = sent.get("metadata", {})
-        key = resource, namespace, path[1] if path[1:] else meta["name"]
-        known = self.objects.get(key)
-        if f"{VERBS[request.method]} {resource}" in self.faults.denied:
-            message = f'User "sa" cannot {VERBS[request.method]} resource "{resource}"'
+    def _one(self, resource: str, namespace: str, name: str) -> httpx.Response:
+        if f"get {resource}" in self.faults.denied:
+            message = f'User "sa" cannot get resource "{resource}"'
             return httpx.Response(403, json={"code": 403, "message": message})
-        if (known is None) is (request.method != "POST"):
-            return httpx.Response(404 if known is None else 409, json={"message": "not found, or exists already"})
-        if known and any(known["metadata"].get(one) != meta[one] for one in PRECONDITIONS if one in meta):
-            return httpx.Response(409, json={"message": "the object has been modified"})
-        if request.method != "GET":
-            changed = _merged(deepcopy(known or {}), sent)
-            changed["metadata"] |= {"namespace": namespace, "uid": changed["metadata"].get("uid", f"uid of {key}")}
-            self._put(resource, changed)
-        return httpx.Response(200, json=self.objects[key])
+        known = self.objects.get((resource, namespace, name))
+        return httpx.Response(404, json={"message": "not found"}) if known is None else httpx.Response(200, json=known)
 
     def _list(self, resource: str, namespace: str, query: httpx.QueryParams) -> httpx.Response:
         wanted = query.get("resourceVersion", "")
@@ -278,13 +261,6 @@ class FakeKubernetes:
                     yield _line("BOOKMARK", {"metadata": {"resourceVersion": str(self._version)}})
         finally:
             self._wakers.discard(waker)
-
-
-def _merged(known: Object, changes: Object) -> Object:
-    """RFC 7386, without its nulls."""
-    for name, value in changes.items():
-        known[name] = _merged(known.get(name) or {}, value) if isinstance(value, dict) else value
-    return known
 
 
 class FakeConnections:

@@ -144,9 +144,7 @@ def test_what_is_no_pool_is_refused(body: bytes) -> None:
         read_pool(body)
 
 
-@pytest.mark.parametrize(
-    "more", [{"selector": "app=vllm"}, {"namespaces": ["*"]}, {"namespaces": ["a", "b"]}, {"deletion_cost": True}]
-)
+@pytest.mark.parametrize("more", [{"selector": "app=vllm"}, {"namespaces": ["*"]}, {"namespaces": ["a", "b"]}])
 def test_a_pool_is_in_one_namespace_and_selects_its_own_pods(more: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="inference_pool"):
         KubernetesPods.model_validate({"inference_pool": "models", **more})
