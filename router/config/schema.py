@@ -216,8 +216,9 @@ class Probes(Strict):
 class ContinuationConfig(Strict):
     """Broken streams go on, on another pod: `docs/continuation.md`."""
 
-    enabled: bool = True
-    """Ask vLLM (0.27 or later) for token ids in streams, and remember them while a stream lasts."""
+    enabled: Literal["proven"] | bool = "proven"
+    """Remember streams while they last, of vLLM (0.27 or later) with token ids. `proven`: of pods that continued
+    an answer of their own in a test. `true`: also greedy streams of other pods, which are made again and compared."""
     silence_s: PositiveFloat = 5.0
     """A pod that is not ready any more and sends nothing within a stream for this long has failed."""
 

@@ -29,10 +29,12 @@ FactsLookup: TypeAlias = Callable[[Pod, str], Mapping[str, Any] | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationRules:
-    """`silence_s`: how long a pod that is not ready may send nothing at least; longer where its steps are."""
+    """`silence_s`: how long a pod that is not ready may send nothing at least; longer where its steps are.
+    `only_proven`: streams go on only between pods that have shown it in a test."""
 
     words_of: WordsOf
     silence_s: float
+    only_proven: bool = False
     steps: StepTimes = field(default_factory=StepTimes)
 
 

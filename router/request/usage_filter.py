@@ -20,14 +20,14 @@ REFUSED_STATUSES = frozenset({400, 422})
 MAX_EVENT_BYTES = 256 * 1024
 """A longer event passes as it came."""
 MAX_READ = 1000
-"""Events with usage in one piece that are read, in 3 ms; the others pass as they came. Those of vLLM have 250 bytes or
+"""Events of one piece that are read, in 3 ms; the others pass as they came. Those of vLLM have 250 bytes or
 more, and pieces at most 256 KiB."""
 _ASKED_END = b"," + ASKED_USAGE + b"}"
 _USAGE = b'"usage"'
 _USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
 _FINISH, _SPACED_FINISH = b'"finish_reason":"', b'"finish_reason": "'
 _DATA, _DONE, _ENDS = b"data:", b"[DONE]", (b"\n\n", b"\r\n\r\n")
-_END = re.compile(rb"\r?\n\r?\n")
+_MARKS = (_USAGE, _FINISH, _SPACED_FINISH, _DONE)
 _MOVED = ("system_fingerprint", "timings")
 """Fields that engines send with the last event: that of the usage, if it was asked for."""
 _Fields = dict[str, msgspec.Raw]
@@ -82,8 +82,6 @@ class UsageFilter:
     hides_steps: bool
     _rest: bytearray = field(default_factory=bytearray)
     """The beginning of an event."""
-    _unread: int = 0
-    """Events of the piece that may still be read."""
     _held: list[bytes] = field(default_factory=list)
     """Events that end a choice, until the next event that has no choices: fields of it belong there."""
 
@@ -101,24 +99,37 @@ class UsageFilter:
         return left
 
     def _filtered(self, piece: bytes) -> bytes:
-        rest, begin, self._unread = self._rest, 0, MAX_READ
-        searched = max(len(rest) - 3, 0)
+        rest, end = self._rest, b"\r\n\r\n" if b"\r\n" in piece or b"\r\n" in self._rest else b"\n\n"
+        searched = max(len(rest) - len(end), 0)
         rest += piece
-        events = []
-        for found in _END.finditer(rest, searched):
-            events.append(bytes(rest[begin : found.end()]))
-            begin = found.end()
-        del rest[:begin]
-        shown = b"".join(map(self._event, events))
-        if len(rest) > MAX_EVENT_BYTES:
-            shown, self._rest = shown + bytes(rest), bytearray()
-        return shown
+        whole = rest.rfind(end, searched) + len(end)
+        if whole < len(end):
+            whole = len(rest) if len(rest) > MAX_EVENT_BYTES else 0
+        events = bytes(rest[:whole])
+        del rest[:whole]
+        return self._shown(events, end)
+
+    def _shown(self, events: bytes, end: bytes) -> bytes:
+        """What the client gets of whole events. Only those with one of `_MARKS` are looked at."""
+        shown, begin = list[bytes](), 0
+        marks = {mark: events.find(mark) for mark in _MARKS}
+        for _ in range(MAX_READ):
+            marks = {mark: at if at >= begin else events.find(mark, begin) for mark, at in marks.items() if at >= 0}
+            first = min((at for at in marks.values() if at >= 0), default=-1)
+            if first < 0:
+                break
+            at = events.rfind(end, begin, first)
+            at, until = (at + len(end) if at >= 0 else begin), events.find(end, first) + len(end)
+            if until < len(end):
+                break
+            shown += (events[begin:at], self._event(events[at:until]))
+            begin = until
+        return b"".join((*shown, events[begin:]))
 
     def _event(self, event: bytes) -> bytes:
-        if self._held and _DONE in event:
+        if event.rstrip().endswith(_DONE):
             return self._released({}) + event
-        if _USAGE in event and self._unread:
-            self._unread -= 1
+        if _USAGE in event:
             fields = _fields_of(event)
             if fields.get("usage", _NULL) != _NULL:
                 if fields.get("choices") == _NO_CHOICES:

@@ -90,7 +90,8 @@ def core_settings(
 
 def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]) -> ContinuationRules | None:
     """How broken streams go on, with the tokenizers of the models; None where they end."""
-    if not config.continuation.enabled:
+    enabled = config.continuation.enabled
+    if enabled is False:
         return None
     templates = {model.name for model in config.models if model.chat_format == "template"}
     words = {
@@ -98,7 +99,8 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
         for name, reader in readers.items()
         if name in templates and isinstance(reader, LocalPromptReader)
     }
-    return ContinuationRules(words_of=words.get, silence_s=config.continuation.silence_s)
+    only_proven, silence_s = enabled == "proven", config.continuation.silence_s
+    return ContinuationRules(words_of=words.get, silence_s=silence_s, only_proven=only_proven)
 
 
 def request_log(config: Log) -> RequestLog | None:

@@ -27,9 +27,9 @@ YAML_LIBRARY = re.compile(
 
 
 def models(root: type[BaseModel] = BaseModel) -> Iterator[type[BaseModel]]:
-    """All models of the program."""
+    """All models of the configuration."""
     for model in root.__subclasses__():
-        if model.__module__.startswith("router.") and not inspect.isabstract(model):
+        if model.__module__.startswith(("router.config.", "router.admission.")) and not inspect.isabstract(model):
             yield model
         yield from models(model)
 

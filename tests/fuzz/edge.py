@@ -49,7 +49,10 @@ TURNS = 100
 """Rounds of the event loop, after which a pending task counts as hanging."""
 MOST_LOOP_S = 0.02
 """CPU time that parsing a piece may take on the reference machine: other clients wait meanwhile."""
-ADDED = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-data-parallel-rank"}
+ADDED = {
+    *(b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-data-parallel-rank"),
+    b"accept-encoding",
+}
 """Headers that the router adds."""
 
 

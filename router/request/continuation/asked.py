@@ -7,17 +7,15 @@ from msgspec.structs import replace
 
 from router.apis.openai import CHAT
 from router.decision import Candidate, Direct
+from router.request.attempt_rules import ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.answer_words import AnswerWords, WordsOf
+from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
 from router.request.continuation.plan import first_body
-from router.request.continuation.terms import WITH_IDS, Terms, terms_of
+from router.request.continuation.terms import Terms, terms_of
 from router.request.inbound import Inbound
 from router.types import Endpoint, UsageShown
-
-_REPEATABLE = (b'"temperature"', b'"seed"')
-"""Answers to bodies without these fields are sampled."""
 
 
 class Asked(msgspec.Struct):
@@ -39,11 +37,13 @@ class Asked(msgspec.Struct):
         return first_body(self.body, self.terms) if self.words is not None else self.body
 
 
-def asked_of(context: RequestContext, candidate: Candidate, words_of: WordsOf) -> Asked:
+def asked_of(context: RequestContext, candidate: Candidate, options: ContinuationRules) -> Asked:
     """What the pod of a candidate is asked for. A sampled message is asked for as the chat that vLLM makes of it, if
     that can be continued."""
     request = context.request
-    words = None if request.adapter else words_of(request.model)
+    if options.only_proven and not candidate.pod.continues:
+        return Asked(request.endpoint, context.inbound, request.body, refusal="engine")
+    words = None if request.adapter else options.words_of(request.model)
     asked = _asked(context, candidate, words, request.endpoint, request.body)
     is_message = request.endpoint is Endpoint.MESSAGES and asked.refusal == "sampled"
     if not is_message or words is None or words.messages is None or not converts(candidate.pod):
@@ -60,8 +60,6 @@ def _asked(
     context: RequestContext, candidate: Candidate, words: AnswerWords | None, endpoint: Endpoint, body: bytes
 ) -> Asked:
     words = words if endpoint in candidate.pod.continues else None
-    if words is None and endpoint in WITH_IDS and not any(name in body for name in _REPEATABLE):
-        return Asked(endpoint, context.inbound, body, refusal="engine")  # sampled: its terms need not be read
     prompt, policy = context.prompt, context.policy
     terms = terms_of(
         endpoint,

@@ -103,7 +103,7 @@ class ContinuingTracker(Tracker):
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         self._gave_up, self._stays, self.is_called, self.has_ended, self._last_s = "", False, False, False, now_s
         if not self.has_sent:
-            self.asked = asked_of(self.context, candidate, self.options.words_of)
+            self.asked = asked_of(self.context, candidate, self.options)
             self._reader = None if self.asked.refusal else self._reads()
             self._body = self.asked.first_body
         return Tracker.begin(self, candidate, now_s)

@@ -30,7 +30,9 @@ def other_pod(context: RequestContext, decision: RouteDecision, endpoint: Endpoi
     first, failed = context.candidate.pod, {one.pod for one in context.failures if one.error != MOVED}
     for candidate in decision.candidates:
         pod = candidate.pod
-        is_proven = endpoint in pod.continues or endpoint not in first.continues
+        is_proven = endpoint in pod.continues or (
+            endpoint not in first.continues and (pod.continues or not first.continues)
+        )
         alike = is_proven and (pod.engine, pod.version) == (first.engine, first.version)
         if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
             return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
