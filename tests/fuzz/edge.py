@@ -7,6 +7,8 @@ its own body. It is exactly one request for the pod, and no field of it steers a
 from __future__ import annotations
 
 import asyncio
+import json
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from time import thread_time
@@ -49,6 +51,7 @@ TURNS = 100
 """Rounds of the event loop, after which a pending task counts as hanging."""
 MOST_LOOP_S = 0.02
 """CPU time that parsing a piece may take on the reference machine: other clients wait meanwhile."""
+ADDED_FIELDS = ("model", "stream_options")
 ADDED = {
     *(b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"x-data-parallel-rank"),
     b"accept-encoding",
@@ -218,16 +221,26 @@ def _check_against_client(data: bytes, accepted: Iterable[ReadRequest]) -> None:
 
 
 def _is_same(accepted: ReadRequest, sent: ReadRequest) -> bool:
-    """`Upgrade` is ignored, fields for engines are removed, and the application gets HEAD as GET; h11 writes `chunked`
-    in lower case."""
-    bodies = [sent.body]
+    """`Upgrade` is ignored, fields for engines and a byte order mark are removed, the only model is written into a body
+    and usage is asked for, and the application gets HEAD as GET; h11 writes `chunked` in lower case."""
+    plain = sent.body.removeprefix(BOM_UTF8)
+    bodies = [sent.body, plain]
     with suppress(MalformedRequest):
-        bodies.append(without_engine_fields(sent.body))
+        bodies.append(without_engine_fields(plain))
     return (
         accepted.method == (b"GET" if sent.method == b"HEAD" else sent.method)
-        and accepted.body in bodies
+        and (accepted.body in bodies or _without_added(accepted.body) in map(_without_added, bodies))
         and _comparable(accepted.headers) == _comparable(sent.headers)
     )
+
+
+def _without_added(body: bytes) -> object:
+    """The fields of a JSON object that the router does not add; any other body as it is."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        return body
+    return {key: value for key, value in fields.items() if key not in ADDED_FIELDS} if isinstance(fields, dict) else body
 
 
 def _values(context: RequestContext) -> tuple[object, ...]:

@@ -33,6 +33,9 @@ class Wire(asyncio.Transport):
     def resume_reading(self) -> None:
         self.reads = True
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def get_write_buffer_size(self) -> int:
         return 0
 
