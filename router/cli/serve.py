@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -92,10 +92,9 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     import uvicorn
 
     from router.config.priors import all_priors
-    from router.frontends.http.listen_sockets import bind_admin, bind_port
+    from router.frontends.http.listen_sockets import bind_admin, bind_port, open_port
     from router.frontends.http.protocol import EdgeProtocol
     from router.frontends.http.server import DrainingServer, SocketServer
-    from router.frontends.http.starting import answering_while_starting
     from router.wiring.gc_tuning import tune_gc
     from router.wiring.malloc_tuning import release_free_memory, tune_malloc
     from router.wiring.program import Program
@@ -104,16 +103,11 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     tune_malloc()
     config = _with_fitting_connections(config, allow_all_open_files())
     admin = bind_admin(config.admin)
+    public = bind_port(config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
     policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
-    with (
-        answering_while_starting(config.listen, admin, config.limits)
-        if config.models and config.listen.port and not config.listen.reuse_port
-        else nullcontext()
-    ):
-        load = preloaded(config.models, MistakeList(options.config))
+    load = preloaded(config.models, MistakeList(options.config))
     gc.enable()
     release_free_memory()
-    public = bind_port(config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
     program = Program(config, policies, priors, load, files=files)
     tune_gc()
     release_free_memory()
@@ -139,6 +133,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
         summary=program.summary,
         figures=program.metrics.figures,
     )
+    open_port(public, settings.backlog)
     with suppress(KeyboardInterrupt):
         server.run([public])
     if not server.started:

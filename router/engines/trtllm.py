@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from router.engines.adapter import EngineAdapter
 from router.engines.prometheus import LoadGauges
-from router.prompt.apis.trtllm_messages import TrtllmMessages
 from router.types import Endpoint
 
 
@@ -22,4 +21,3 @@ class Trtllm(EngineAdapter):
         waiting=("trtllm_num_requests_waiting",),
         kv_usage=("trtllm_kv_cache_utilization",),
     )
-    conversions = dict.fromkeys((Endpoint.MESSAGES, Endpoint.COUNT_TOKENS), TrtllmMessages)

@@ -281,6 +281,8 @@ class Fingerprinter:
             )
         if request.endpoint.api.prompt is PromptKind.COMPLETION:
             return self._completions.read(body.get("prompt")), checked(body, "add_special_tokens", bool, True)
+        if request.endpoint.api.is_converted:
+            raise Unrenderable(UnreadReason.NOT_CONVERTED, "how the engines of this model convert it is not known")
         raise Unrenderable(UnreadReason.NO_PREFIX, f"{request.endpoint} shares no prefix")
 
     def _converted_prompt(

@@ -57,7 +57,9 @@ def preloaded(models: Sequence[ModelConfig], mistakes: MistakeList) -> LoadToken
             continue
         source, fast = source_of(model), model.fast_tokenizer
         with mistakes.at("models", number, "tokenizer"):
-            loaded[source, fast] = loaded.get((source, fast)) or load_tokenizer(source, fast=fast)
+            if (source, fast) not in loaded:
+                log.info("loading tokenizer", model=model.name, tokenizer=source.path)
+                loaded[source, fast] = load_tokenizer(source, fast=fast)
     mistakes.report()
     return lambda source, *, fast: loaded[source, fast]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
 
 from router.config.listen_schema import AdminListen
 from router.errors import ConfigError
-from router.frontends.http.listen_sockets import address_of, bind_admin, bind_port
+from router.frontends.http.listen_sockets import address_of, bind_admin, bind_port, open_port
 
 pytestmark = pytest.mark.net
 
@@ -30,6 +31,18 @@ def test_a_port_in_use_is_refused() -> None:
             bind_admin(AdminListen(port=port))
     with bind_port("127.0.0.1", 0) as one, bind_port("127.0.0.1", one.getsockname()[1]) as two:
         assert one.getsockname() == two.getsockname()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the second cannot bind it")
+def test_of_two_routers_that_load_tokenizers_at_once_one_opens_the_port() -> None:
+    """Both can bind it before one of them listens."""
+    with (
+        bind_port("127.0.0.1", 0, exclusive=True) as one,
+        bind_port(*one.getsockname(), exclusive=True) as two,
+    ):
+        open_port(one, 1)
+        with pytest.raises(ConfigError, match=r"^listen: cannot open .*set listen\.port or --port$"):
+            open_port(two, 1)
 
 
 def test_the_admin_port_belongs_to_one_router() -> None:

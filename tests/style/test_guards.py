@@ -49,7 +49,6 @@ EXCEPTIONS = {
     "index/table.py:BlockTable.place": _ARRAY,
     "observe/recent_decisions.py:_decoded": "the router's own record",
     "prompt/apis/conversion.py:Decoder.read": _CLIENT,
-    "prompt/apis/trtllm_messages.py:": "each repetition ends with a semicolon, which it does not repeat",
     "prompt/completion.py:TokenIds.read": "slices of 64 kB",
     "prompt/completion.py:CompletionPrompts.read": _CLIENT,
     "prompt/completion.py:first_text": _CLIENT,

@@ -31,19 +31,13 @@ from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object
 
-PROBE_PATHS = frozenset({"/livez", "/readyz"})
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
-def probe_answer(path: str, *, is_ready: bool) -> tuple[int, bytes]:
-    if path == "/livez":
-        return 200, b'{"status":"alive"}'
-    return (200, b'{"status":"ready"}') if is_ready else (503, b'{"status":"not ready"}')
-
-
 def probe_response(path: str, *, is_ready: bool) -> Response:
-    status, body = probe_answer(path, is_ready=is_ready)
-    return Response(body, status, media_type="application/json")
+    if path == "/livez":
+        return JSONResponse({"status": "alive"})
+    return JSONResponse({"status": "ready"}) if is_ready else JSONResponse({"status": "not ready"}, 503)
 
 
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

@@ -36,7 +36,16 @@ def bind_port(host: str, port: int, *, exclusive: bool = False, section: str = "
     return bound
 
 
+def open_port(bound: socket.socket, backlog: int) -> None:
+    """Listen on the clients' port. Raises `ConfigError` if another process does so since it was bound."""
+    try:
+        bound.listen(backlog)
+    except OSError as error:
+        raise ConfigError(f"listen: cannot open {address_of(bound)}: {error}; {_OPTIONS['listen']}") from error
+
+
 def bind_admin(listen: AdminListen) -> socket.socket:
+    """Listens at once, so that no other process can take the address: connections wait until the router serves."""
     if listen.socket:
         return _listen_unix(listen.socket)
     bound = bind_port(listen.host, listen.port, exclusive=True, section="admin")

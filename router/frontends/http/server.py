@@ -96,27 +96,10 @@ ADMIN_DRAIN_TIMEOUT_S = 2
 log = structlog.get_logger()
 
 
-class _TlsCapableServer(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        context = self.config.ssl
-        await super().startup(sockets if context is None else [])
-        if context is not None:
-            self.servers = [self._tls_listener(sock, context) for sock in sockets or []]  # type: ignore[misc]
+class SocketServer(uvicorn.Server):
+    """Serves an application on a bound socket while something else runs."""
 
-    def _tls_listener(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
-        config, state = self.config, self.server_state
-        protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
-        limits = cast(App, config.app).edge.limits
-        handshakes = Newcomers(lambda: limits.max_connections - len(state.connections))
-        listener = TlsListener(sock, context, protocol, handshakes)
-        listener.open(config.backlog)
-        return listener
-
-
-class SocketServer(_TlsCapableServer):
-    """Serves an application on a bound socket while something else runs. `context`: its certificate."""
-
-    def __init__(self, app: App, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, app: App, sock: socket.socket) -> None:
         config = uvicorn.Config(
             app,
             http=EdgeProtocol,
@@ -130,8 +113,6 @@ class SocketServer(_TlsCapableServer):
             timeout_keep_alive=75,
             timeout_graceful_shutdown=ADMIN_DRAIN_TIMEOUT_S,
         )
-        if context is not None:
-            config.ssl_context_factory = lambda *_: context
         super().__init__(config)
         self.sock = sock
 
@@ -144,7 +125,7 @@ class SocketServer(_TlsCapableServer):
         await self.shutdown([self.sock])
 
 
-class DrainingServer(_TlsCapableServer):
+class DrainingServer(uvicorn.Server):
     """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For the
     log: `summary` is what it serves; `figures` are numbers of requests."""
 
@@ -172,13 +153,25 @@ class DrainingServer(_TlsCapableServer):
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        context = self.config.ssl
+        await super().startup(sockets if context is None else [])
+        if context is not None:
+            self.servers = [self._tls_listener(sock, context) for sock in sockets or []]  # type: ignore[misc]
         await self.admin.open()
         if self.started:
             url = ",".join(
                 address_of(sock, tls=self.config.is_ssl) for server in self.servers for sock in server.sockets
             )
             log.info("serving", url=url, admin=address_of(self.admin.sock), **self._summary())
+
+    def _tls_listener(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
+        config, state = self.config, self.server_state
+        protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
+        limits = cast(App, config.app).edge.limits
+        handshakes = Newcomers(lambda: limits.max_connections - len(state.connections))
+        listener = TlsListener(sock, context, protocol, handshakes)
+        listener.open(config.backlog)
+        return listener
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         began_s, delay_s = time.monotonic(), self._delay_s if self._drains else 0.0

@@ -38,7 +38,6 @@ class ToolUse(msgspec.Struct, tag="tool_use", tag_field="type"):
 class ToolResult(msgspec.Struct, tag="tool_result", tag_field="type"):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
-    is_error: bool | None = None
 
 
 class ToolReference(msgspec.Struct, tag="tool_reference", tag_field="type"):
