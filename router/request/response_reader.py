@@ -51,6 +51,8 @@ class ResponseReader(msgspec.Struct, gc=False):
     """Whether the body has neither events nor a JSON object: then its first byte counts as its first token."""
     in_preamble: bool = False
     """Whether the stream has only sent events that precede the prefill."""
+    is_marked: bool = False
+    """Whether the last piece has usage, or a part of a line."""
     response_id: str = ""
     """The id of the response, if its format has one."""
 
@@ -64,7 +66,8 @@ class ResponseReader(msgspec.Struct, gc=False):
         self.size_bytes += len(piece)
         if not self._searched_bytes:
             self._begin(piece)
-        if self._tail or self._usage or _USAGE_KEY in piece or not piece.endswith(b"\n"):
+        self.is_marked = _USAGE_KEY in piece or not piece.endswith(b"\n")
+        if self.is_marked or self._tail or self._usage:
             self._look_for_usage(piece)
         return not self.has_token and self._look_for_token(piece)
 

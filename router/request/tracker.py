@@ -203,7 +203,9 @@ class Tracker:
         kind = media_type(named)
         self._pod, self._has_events = pod, kind == EVENT_STREAM
         self._holds_all = not self._has_events and (status >= 400 or (kind == JSON and self._may_hold(named)))
-        context.reader.begin(is_opaque=kind not in (EVENT_STREAM, JSON))
+        is_opaque = kind not in (EVENT_STREAM, JSON)
+        if is_opaque or context.tries > 1:
+            context.reader.begin(is_opaque=is_opaque)
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._filter = self._usage_filter() if self._has_events and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
@@ -221,7 +223,8 @@ class Tracker:
         so."""
         has_token, held = self.context.reader.feed(piece), self._held
         if held is not None:
-            self.received(now_s)
+            if held:
+                self.received(now_s)
             held.append(piece)
             self._held_bytes += len(piece)
             self._begun |= has_token
@@ -232,7 +235,10 @@ class Tracker:
         if has_token:
             self._first_token(now_s)
         self._stepped(now_s)
-        return piece if self._filter is None else self._filter.feed(piece)
+        one = self._filter
+        if one is not None and (self.context.reader.is_marked or one.mark in piece or one.is_waiting):
+            return one.feed(piece)
+        return piece
 
     def received(self, now_s: float) -> None:
         """A part of the response has come, which may be no step."""
@@ -314,7 +320,7 @@ class Tracker:
         joined = held[0] if len(held) == 1 else b"".join(held)
         if self._says_dead(joined) and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
-        if self.refuses_usage(joined):
+        if self.context.status in REFUSED_STATUSES and self.refuses_usage(joined):
             raise UsageRefused(f"pod {self._pod}: it does not know `stream_options`", pod=self._pod)
         self._held, self.has_sent = None, True
         if self._begun:

@@ -26,7 +26,7 @@ _ASKED_END = b"," + ASKED_USAGE + b"}"
 _USAGE = b'"usage"'
 _USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
 _FINISH, _SPACED_FINISH = b'"finish_reason":"', b'"finish_reason": "'
-_DATA, _DONE, _ENDS = b"data:", b"[DONE]", (b"\n\n", b"\r\n\r\n")
+_DATA, _DONE = b"data:", b"[DONE]"
 _MARKS = (_USAGE, _FINISH, _SPACED_FINISH, _DONE)
 _MOVED = ("system_fingerprint", "timings")
 """Fields that engines send with the last event: that of the usage, if it was asked for."""
@@ -76,10 +76,14 @@ def refuses_asking(error: bytes) -> bool:
 @dataclass(slots=True, eq=False)
 class UsageFilter:
     """One stream. `hides_total`: the client has not asked for the usage at its end. `hides_steps`: nor for that in
-    events with choices, if there are any."""
+    events with choices, if there are any. A piece need not be fed if it has neither `mark` nor usage nor a part of a
+    line, and the filter `is_waiting` for nothing."""
 
     hides_total: bool
     hides_steps: bool
+    mark: bytes = _USAGE
+    """What the event has that ends a choice, as this pod writes it."""
+    is_waiting: bool = False
     _rest: bytearray = field(default_factory=bytearray)
     """The beginning of an event."""
     _held: list[bytes] = field(default_factory=list)
@@ -87,10 +91,11 @@ class UsageFilter:
 
     def feed(self, piece: bytes) -> bytes:
         """What the client gets of the next piece; b"" for nothing."""
-        is_last = self.hides_total and (_FINISH in piece or _SPACED_FINISH in piece)
-        if is_last or _USAGE in piece or self._held or self._rest or not piece.endswith(_ENDS):
-            return self._filtered(piece)
-        return piece
+        if self.hides_total and self.mark is _USAGE:
+            self.mark = _SPACED_FINISH if b'": ' in piece else _FINISH
+        shown = self._filtered(piece)
+        self.is_waiting = bool(self._held or self._rest)
+        return shown
 
     def end(self) -> bytes:
         """What is left when the pod has sent all."""

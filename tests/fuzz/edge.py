@@ -240,7 +240,9 @@ def _without_added(body: bytes) -> object:
         fields = json.loads(body)
     except ValueError:
         return body
-    return {key: value for key, value in fields.items() if key not in ADDED_FIELDS} if isinstance(fields, dict) else body
+    if not isinstance(fields, dict):
+        return body
+    return {key: value for key, value in fields.items() if key not in ADDED_FIELDS}
 
 
 def _values(context: RequestContext) -> tuple[object, ...]:
