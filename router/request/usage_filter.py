@@ -27,7 +27,8 @@ _USAGE = b'"usage"'
 _USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
 _FINISH, _SPACED_FINISH = b'"finish_reason":"', b'"finish_reason": "'
 _DATA, _DONE = b"data:", b"[DONE]"
-_MARKS = (_USAGE, _FINISH, _SPACED_FINISH, _DONE)
+_HEAD_BYTES = 256
+"""Of the first piece, which show whether the pod writes JSON with spaces."""
 _MOVED = ("system_fingerprint", "timings")
 """Fields that engines send with the last event: that of the usage, if it was asked for."""
 _Fields = dict[str, msgspec.Raw]
@@ -92,7 +93,7 @@ class UsageFilter:
     def feed(self, piece: bytes) -> bytes:
         """What the client gets of the next piece; b"" for nothing."""
         if self.hides_total and self.mark is _USAGE:
-            self.mark = _SPACED_FINISH if b'": ' in piece else _FINISH
+            self.mark = _SPACED_FINISH if piece.find(b'": ', 0, _HEAD_BYTES) >= 0 else _FINISH
         shown = self._filtered(piece)
         self.is_waiting = bool(self._held or self._rest)
         return shown
@@ -115,18 +116,20 @@ class UsageFilter:
         return self._shown(events, end)
 
     def _shown(self, events: bytes, end: bytes) -> bytes:
-        """What the client gets of whole events. Only those with one of `_MARKS` are looked at."""
-        shown, begin = list[bytes](), 0
-        marks = {mark: events.find(mark) for mark in _MARKS}
+        """What the client gets of whole events. Only those are looked at that end a choice, have usage, or follow."""
+        shown, begin, done = list[bytes](), 0, -1
+        finish, usage = events.find(self.mark), (0 if events.rfind(_USAGE) >= 0 else -1)
         for _ in range(MAX_READ):
-            marks = {mark: at if at >= begin else events.find(mark, begin) for mark, at in marks.items() if at >= 0}
-            first = min((at for at in marks.values() if at >= 0), default=-1)
-            if first < 0:
+            finish = events.find(self.mark, begin) if 0 <= finish < begin else finish
+            usage = events.find(_USAGE, begin) if 0 <= usage <= begin else usage
+            if done < begin:
+                done = events.find(_DONE, begin) if self._held else -1
+            first = min((at for at in (finish, usage, done) if at >= 0), default=-1)
+            until = events.find(end, first) + len(end)
+            if first < 0 or until < len(end):
                 break
-            at = events.rfind(end, begin, first)
-            at, until = (at + len(end) if at >= 0 else begin), events.find(end, first) + len(end)
-            if until < len(end):
-                break
+            before = events.rfind(end, begin, first)
+            at = before + len(end) if before >= 0 else begin
             shown += (events[begin:at], self._event(events[at:until]))
             begin = until
         return b"".join((*shown, events[begin:]))
@@ -140,7 +143,7 @@ class UsageFilter:
                 if fields.get("choices") == _NO_CHOICES:
                     return self._released(fields) if self.hides_total else event
                 event = _without_usage(event, fields) if self.hides_steps else event
-        if self.hides_total and (_FINISH in event or _SPACED_FINISH in event):
+        if self.hides_total and self.mark in event:
             self._held.append(event)
             return b""
         return event
