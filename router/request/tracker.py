@@ -16,7 +16,7 @@ A tracker owns the leases, predictions and observations of an attempt, and decid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
@@ -202,19 +202,15 @@ class Tracker:
         named = dict(headers)
         kind = media_type(named)
         self._pod, self._has_events = pod, kind == EVENT_STREAM
-        self._holds_all = not self._has_events and (status >= 400 or (kind == JSON and self._may_hold(named)))
+        request = context.request  # JSON may be a stream of objects, unless its length or the API says that it is one
+        is_one = b"content-length" in named or (not request.stream and request.endpoint is not Endpoint.OTHER)
+        self._holds_all = not self._has_events and (status >= 400 or (kind == JSON and is_one))
         is_opaque = kind not in (EVENT_STREAM, JSON)
         if is_opaque or context.tries > 1:
             context.reader.begin(is_opaque=is_opaque)
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._filter = self._usage_filter() if self._has_events and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
-
-    def _may_hold(self, named: Mapping[bytes, bytes]) -> bool:
-        """Whether JSON is known to be no stream of objects: by its length, or by the request of an API that is read."""
-        request = self.context.request
-        is_unstreamed = not request.stream and request.endpoint is not Endpoint.OTHER
-        return is_unstreamed or b"content-length" in named
 
     def piece(self, piece: bytes, now_s: float) -> bytes:
         """What goes to the client when this piece has come; nothing while it is held. An error or a JSON object is held
@@ -260,7 +256,9 @@ class Tracker:
         assert candidate is not None
         hides_total = usage is UsageShown.NONE
         hides_steps = usage is not UsageShown.ALL and ENGINES[candidate.plan.pod.engine].may_force_usage
-        return UsageFilter(hides_total, hides_steps) if hides_total or hides_steps else None
+        if not (hides_total or hides_steps):
+            return None
+        return UsageFilter(hides_total, hides_steps, is_single=self.context.request.choices == 1)
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
         """The attempt failed. Returns the next candidate; None where none may be tried."""

@@ -27,8 +27,8 @@ _USAGE = b'"usage"'
 _USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
 _FINISH, _SPACED_FINISH = b'"finish_reason":"', b'"finish_reason": "'
 _DATA, _DONE = b"data:", b"[DONE]"
-_HEAD_BYTES = 256
-"""Of the first piece, which show whether the pod writes JSON with spaces."""
+_HEAD_BYTES = 1024
+"""Of the first piece, which show how the pod writes JSON and ends lines."""
 _MOVED = ("system_fingerprint", "timings")
 """Fields that engines send with the last event: that of the usage, if it was asked for."""
 _Fields = dict[str, msgspec.Raw]
@@ -82,9 +82,13 @@ class UsageFilter:
 
     hides_total: bool
     hides_steps: bool
+    is_single: bool = False
+    """Whether the answer has one choice, so that one event ends it."""
     mark: bytes = _USAGE
     """What the event has that ends a choice, as this pod writes it."""
     is_waiting: bool = False
+    _end: bytes = b""
+    """What is behind each event."""
     _rest: bytearray = field(default_factory=bytearray)
     """The beginning of an event."""
     _held: list[bytes] = field(default_factory=list)
@@ -92,8 +96,10 @@ class UsageFilter:
 
     def feed(self, piece: bytes) -> bytes:
         """What the client gets of the next piece; b"" for nothing."""
-        if self.hides_total and self.mark is _USAGE:
-            self.mark = _SPACED_FINISH if piece.find(b'": ', 0, _HEAD_BYTES) >= 0 else _FINISH
+        if not self._end:
+            self._end = b"\r\n\r\n" if b"\r\n" in piece[:_HEAD_BYTES] else b"\n\n"
+            if self.hides_total:
+                self.mark = _SPACED_FINISH if b'": ' in piece[:_HEAD_BYTES] else _FINISH
         shown = self._filtered(piece)
         self.is_waiting = bool(self._held or self._rest)
         return shown
@@ -105,7 +111,7 @@ class UsageFilter:
         return left
 
     def _filtered(self, piece: bytes) -> bytes:
-        rest, end = self._rest, b"\r\n\r\n" if b"\r\n" in piece or b"\r\n" in self._rest else b"\n\n"
+        rest, end = self._rest, self._end
         searched = max(len(rest) - len(end), 0)
         rest += piece
         whole = rest.rfind(end, searched) + len(end)
@@ -118,7 +124,8 @@ class UsageFilter:
     def _shown(self, events: bytes, end: bytes) -> bytes:
         """What the client gets of whole events. Only those are looked at that end a choice, have usage, or follow."""
         shown, begin, done = list[bytes](), 0, -1
-        finish, usage = events.find(self.mark), (0 if events.rfind(_USAGE) >= 0 else -1)
+        finish = events.rfind(self.mark) if self.is_single else events.find(self.mark)
+        usage = 0 if events.rfind(_USAGE) >= 0 else -1
         for _ in range(MAX_READ):
             finish = events.find(self.mark, begin) if 0 <= finish < begin else finish
             usage = events.find(_USAGE, begin) if 0 <= usage <= begin else usage

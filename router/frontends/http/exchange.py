@@ -214,7 +214,7 @@ class Exchange(msgspec.Struct, eq=False):
     began: bool = False
     started: bool = False
     response_complete: bool = False
-    sends_events: bool = False
+    _content_type: bytes = b""
     disconnected: bool = False
     was_slow: bool = False
     """Whether the response had to wait for the client."""
@@ -318,7 +318,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self.received.cors_headers:
             headers = [*headers, *self.received.cors_headers]
         named = dict(headers)
-        self.sends_events = media_type(named) == EVENT_STREAM
+        self._content_type = named.get(b"content-type", b"")
         lines = [STATUS_LINES[status], *map(b": ".join, headers)]
         if b"date" not in named:  # a pod's remains (RFC 9110 6.6.1)
             lines.append(date_line(int(time())))
@@ -335,6 +335,10 @@ class Exchange(msgspec.Struct, eq=False):
         if not head.count(b"\r") == head.count(b"\n") == len(lines) - 1:
             raise ValueError("a response header contains a line break")
         self._head = head + b"\r\n\r\n"
+
+    @property
+    def sends_events(self) -> bool:
+        return media_type({b"content-type": self._content_type}) == EVENT_STREAM
 
     def put(self, piece: bytes) -> bool:
         """Send a piece of body. Returns False if the client is slow: wait for `ready` before sending more."""
