@@ -28,7 +28,7 @@ _USAGE_FIELD = re.compile(rb',\s*"usage"\s*:\s*')
 _FINISH, _SPACED_FINISH = b'"finish_reason":"', b'"finish_reason": "'
 _DATA, _DONE = b"data:", b"[DONE]"
 _HEAD_BYTES = 1024
-"""Of the first piece, which show how the pod writes JSON and ends lines."""
+"""How many bytes of the first piece show how the pod writes JSON and ends lines."""
 _MOVED = ("system_fingerprint", "timings")
 """Fields that engines send with the last event: that of the usage, if it was asked for."""
 _Fields = dict[str, msgspec.Raw]
