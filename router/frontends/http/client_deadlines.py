@@ -135,6 +135,8 @@ def has_unread(*sockets: int) -> bool:
 
 MIN_NEWCOMERS = 64
 """Connections, and TLS handshakes, that are possible while all places are taken."""
+MAX_EXCESS = 64
+"""More of them lose the first one at once, and not when the event loop has read what it has sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -148,18 +150,22 @@ class Newcomers:
 
     def add(self, drop: Callable[[], bool], network: str) -> None:
         self.networks[drop] = network
-        if self._are_too_many():
+        excess = self._excess()
+        if excess > MAX_EXCESS:  # many are accepted in one turn of the event loop, and each is an open file
+            self._drop_first()
+        elif excess > 0:
             asyncio.get_running_loop().call_later(RECHECK_S, self._drop_first)
 
-    def _are_too_many(self) -> bool:
-        return len(self.networks) > max(self.free_places(), MIN_NEWCOMERS)
+    def _excess(self) -> int:
+        return len(self.networks) - max(self.free_places(), MIN_NEWCOMERS)
 
     def _drop_first(self) -> None:
-        if self._are_too_many():
+        if self._excess() > 0:
             compared = dict(islice(self.networks.items(), MAX_COMPARED))
             counts = Counter(compared.values())
             first = max(compared, key=lambda one: counts[compared[one]])
             if first():
                 self.networks.pop(first, None)
             else:
-                self.add(first, compared[first])
+                self.networks[first] = self.networks.pop(first)
+                asyncio.get_running_loop().call_later(RECHECK_S, self._drop_first)
