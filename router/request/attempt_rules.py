@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from router.admission.fair_bound import FairBound, body_memory
-from router.decision import Plan, Split
+from router.decision import Plan, RouteDecision, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
 from router.errors import MalformedRequest, NoReadyPod, RouterError
@@ -36,6 +36,10 @@ class ContinuationRules:
     silence_s: float
     only_proven: bool = False
     steps: StepTimes = field(default_factory=StepTimes)
+
+    def may_continue(self, decision: RouteDecision | None) -> bool:
+        """Whether a stream may go on, on one of the pods of this decision."""
+        return not self.only_proven or (decision is not None and any(one.pod.continues for one in decision.candidates))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,8 @@ class Requests:
 
     def tracker(self, context: RequestContext) -> Tracker:
         options, request, again = self.rules.continuation, context.request, self.decisions.decide_again
-        if options is not None and not self.rules.hands_over and request.stream and request.endpoint in CONTINUED:
+        is_streamed = request.stream and request.endpoint in CONTINUED and not self.rules.hands_over
+        if is_streamed and options is not None and options.may_continue(context.decision):
             return ContinuingTracker(
                 context, self.state, self.rules, self.counters, options=options, decide_again=again
             )

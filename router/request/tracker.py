@@ -345,9 +345,8 @@ class Tracker:
 
     def _stepped(self, now_s: float) -> None:
         """A piece has come: about one decode step of the pod that answers."""
-        candidate, context = self.context.candidate, self.context
-        assert candidate is not None
-        self._state.ledger.stepped(candidate.pod.id, now_s)
+        context = self.context
+        self._state.ledger.stepped(self._pod, now_s)
         if self._is_sampled:
             if self._last_step_s is not None:
                 self._counters.token_gap(context.request.model, context.workload, now_s - self._last_step_s)
