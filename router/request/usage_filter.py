@@ -112,6 +112,8 @@ class UsageFilter:
 
     def _filtered(self, piece: bytes) -> bytes:
         rest, end = self._rest, self._end
+        if not rest and piece.endswith(end):
+            return self._shown(piece, end)
         searched = max(len(rest) - len(end), 0)
         rest += piece
         whole = rest.rfind(end, searched) + len(end)
