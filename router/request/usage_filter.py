@@ -19,6 +19,8 @@ from router.types import UsageShown
 REFUSED_STATUSES = frozenset({400, 422})
 MAX_EVENT_BYTES = 256 * 1024
 """A longer event passes as it came."""
+MAX_HELD_BYTES = 256 * 1024
+"""More ends of choices than a pod sends for a request: they pass as they came."""
 MAX_READ = 1000
 """Events of one piece that are read, in 3 ms; the others pass as they came. Those of vLLM have 250 bytes or
 more, and pieces at most 256 KiB."""
@@ -93,6 +95,7 @@ class UsageFilter:
     """The beginning of an event."""
     _held: list[bytes] = field(default_factory=list)
     """Events that end a choice, until the next event that has no choices: fields of it belong there."""
+    _held_bytes: int = 0
 
     def feed(self, piece: bytes) -> bytes:
         """What the client gets of the next piece; b"" for nothing."""
@@ -154,13 +157,14 @@ class UsageFilter:
                 event = _without_usage(event, fields) if self.hides_steps else event
         if self.hides_total and self.mark in event:
             self._held.append(event)
-            return b""
+            self._held_bytes += len(event)
+            return self._released({}) if self._held_bytes > MAX_HELD_BYTES else b""
         return event
 
     def _released(self, last: _Fields) -> bytes:
         """The held events, with those fields of the last one that they would have had."""
         moved = [(b'"%b"' % name.encode(), bytes(last[name])) for name in _MOVED if name in last]
-        held, self._held = self._held, []
+        held, self._held, self._held_bytes = self._held, [], 0
         return b"".join(_completed(event, moved) for event in held)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.admission.tenant import OPEN_TENANT
-from router.request.usage_filter import MAX_EVENT_BYTES, MAX_READ, UsageFilter
+from router.request.usage_filter import MAX_EVENT_BYTES, MAX_HELD_BYTES, MAX_READ, UsageFilter
 from router.types import Endpoint, InferenceRequest, UsageShown
 from tests.request.memory_front import MemoryExchange
 from tests.request.scripts import LAST, ScriptedPods, responding
@@ -130,6 +130,14 @@ def test_what_is_held_of_a_long_event_is_bounded() -> None:
     one = UsageFilter(hides_total=True, hides_steps=True)
     sent = sum(len(one.feed(b"usage" * 1000)) for _ in range(1000))
     assert sent > 5_000_000 - MAX_EVENT_BYTES - 5000
+
+
+def test_what_is_held_of_ends_is_bounded() -> None:
+    """An evil pod ends choices for ever, and sends no usage."""
+    one, sent = UsageFilter(hides_total=True, hides_steps=True), 0
+    for _ in range(10_000):
+        sent += len(one.feed(FINISH))
+    assert sent > 10_000 * len(FINISH) - MAX_HELD_BYTES - len(FINISH)
 
 
 def test_the_work_for_one_piece_is_bounded() -> None:
