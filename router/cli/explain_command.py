@@ -105,10 +105,13 @@ def _title(at: int, column: Column, receipt: Receipt) -> str:
 
 def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
     """The parts of the costs and their sums, in total and until the first token. Added in hundredths of a millisecond,
-    so that the printed parts add up."""
+    so that the printed parts add up. Parts that are 0 everywhere are one row."""
     prices = [printed(column.plan) for column in columns]
-    for name in _union(price for price in prices):
+    effective = [name for name in _union(prices) if any(price.get(name) for price in prices)]
+    for name in effective:
         yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
+    if zero := len(_union(prices)) - len(effective):
+        yield f"{zero} more terms, 0 each", []
     yield "= cost, ms", [_ms(sum(price.values())) for price in prices]
     delays = [sum(cents for name, cents in price.items() if name in DELAYS) for price in prices]
     yield "= until first token, ms", [_ms(cents) for cents in delays]
