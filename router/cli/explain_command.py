@@ -6,8 +6,9 @@ and the outcome. The printed parts add up to the printed total. No prompt is pri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 import typer
@@ -22,6 +23,7 @@ from router.policy.catalog import DELAYS
 from router.policy.eligible import LeftOut
 from router.policy.explain import Column, Explanation, TermNote, printed
 
+T = TypeVar("T", int, float)
 ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"
 NAMED_PODS = 4
@@ -92,7 +94,8 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
     table.add_row()
     table.add_row("inputs of the formulas", style="italic")
     table.add_row("costs of", *(printable(column.costs_of) for column in columns))
-    for label, cells in _input_rows(columns):
+    inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
+    for label, cells in _rows(inputs, _number, PROMPT_ROWS):
         table.add_row(label, *cells)
     return table
 
@@ -105,28 +108,24 @@ def _title(at: int, column: Column, receipt: Receipt) -> str:
 
 def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
     """The parts of the costs and their sums, in total and until the first token. Added in hundredths of a millisecond,
-    so that the printed parts add up. Parts that are 0 everywhere are one row."""
+    so that the printed parts add up. Parts that are 0 everywhere are counted in one row."""
     prices = [printed(column.plan) for column in columns]
-    effective = [name for name in _union(prices) if any(price.get(name) for price in prices)]
-    for name in effective:
-        yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
-    if zero := len(_union(prices)) - len(effective):
+    rows = list(_rows(prices, _ms))
+    yield from ((f"{name}, ms", cells) for name, cells in rows)
+    if zero := len(set(chain(*prices))) - len(rows):
         yield f"{zero} more terms, 0 each", []
     yield "= cost, ms", [_ms(sum(price.values())) for price in prices]
     delays = [sum(cents for name, cents in price.items() if name in DELAYS) for price in prices]
     yield "= until first token, ms", [_ms(cents) for cents in delays]
 
 
-def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
-    """The inputs, without those that are 0 everywhere except n and p."""
-    inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
-    for at, label in enumerate(_union(inputs)):
-        if at < PROMPT_ROWS or any(values.get(label) for values in inputs):
-            yield label, [_number(values[label]) if label in values else NONE for values in inputs]
-
-
-def _union(rows: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
+def _rows(
+    columns: Sequence[dict[str, T]], shown: Callable[[T], str], always: int = 0
+) -> Iterator[tuple[str, list[str]]]:
+    """A row for each name, without those that are 0 in all columns, except the first ones."""
+    for at, name in enumerate(dict.fromkeys(chain(*columns))):
+        if at < always or any(column.get(name) for column in columns):
+            yield name, [shown(column[name]) if name in column else NONE for column in columns]
 
 
 def _ms(cents: int) -> str:

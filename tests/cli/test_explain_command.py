@@ -58,7 +58,9 @@ def test_printed_parts_add_up_to_the_printed_cost(seen: Scene, by: Policy) -> No
 def test_parts_that_are_zero_for_every_candidate_are_counted_in_one_row() -> None:
     """A part that is not zero for one candidate is a row."""
     waits = PodStatus(pod("a:1"), PodState.READY, PodLoad(waiting=9))
-    lines = printed(explained(kept(scene(waits, *ready(pod("b:1"))), policy("queue", "prefill", "transfer", "tier_read"))))
+    lines = printed(
+        explained(kept(scene(waits, *ready(pod("b:1"))), policy("queue", "prefill", "transfer", "tier_read")))
+    )
     labels = [line.split(", ms")[0].strip() for line in lines]
     assert {"queue", "prefill"} < set(labels) and not {"transfer", "tier_read"} & set(labels)
     assert " 2 more terms, 0 each" in lines
