@@ -6,9 +6,9 @@ and the outcome. The printed parts add up to the printed total. No prompt is pri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Annotated, TypeVar
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
@@ -23,7 +23,6 @@ from router.policy.catalog import DELAYS
 from router.policy.eligible import LeftOut
 from router.policy.explain import Column, Explanation, TermNote, printed
 
-T = TypeVar("T", int, float)
 ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"
 NAMED_PODS = 4
@@ -113,14 +112,14 @@ def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
     rows = list(_rows(prices, _ms))
     yield from ((f"{name}, ms", cells) for name, cells in rows)
     if zero := len(set(chain(*prices))) - len(rows):
-        yield f"{zero} more terms, 0 each", []
+        yield f"terms that are 0: {zero}", []
     yield "= cost, ms", [_ms(sum(price.values())) for price in prices]
     delays = [sum(cents for name, cents in price.items() if name in DELAYS) for price in prices]
     yield "= until first token, ms", [_ms(cents) for cents in delays]
 
 
 def _rows(
-    columns: Sequence[dict[str, T]], shown: Callable[[T], str], always: int = 0
+    columns: Sequence[Mapping[str, float]], shown: Callable[[float], str], always: int = 0
 ) -> Iterator[tuple[str, list[str]]]:
     """A row for each name, without those that are 0 in all columns, except the first ones."""
     for at, name in enumerate(dict.fromkeys(chain(*columns))):
@@ -128,7 +127,7 @@ def _rows(
             yield name, [shown(column[name]) if name in column else NONE for column in columns]
 
 
-def _ms(cents: int) -> str:
+def _ms(cents: float) -> str:
     return f"{cents / 100:,.2f}"
 
 

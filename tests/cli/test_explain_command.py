@@ -63,7 +63,7 @@ def test_parts_that_are_zero_for_every_candidate_are_counted_in_one_row() -> Non
     )
     labels = [line.split(", ms")[0].strip() for line in lines]
     assert {"queue", "prefill"} < set(labels) and not {"transfer", "tier_read"} & set(labels)
-    assert " 2 more terms, 0 each" in lines
+    assert " terms that are 0: 2" in lines
 
 
 def test_actual_and_expected_values_are_printed() -> None:
