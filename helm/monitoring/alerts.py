@@ -268,7 +268,7 @@ ALERTS = (
         summary="Engines deliver less than half of the cached tokens of {{ $labels.model }} that the router predicted.",
         means="Blocks are evicted between decision and prefill, or the index has blocks that no pod holds.",
         look="Dashboard hits: captured against delivered; KV use of pods; KV streams with gaps.",
-        act="KV use near 1: add pods or a CPU tier. Otherwise check WarmrouteKvEventsIncomplete and parity.",
+        act="KV use near 1: add pods or a CPU tier. Otherwise check WarmrouteKvEventsIncomplete and the self-test.",
     ),
     Alert(
         name="WarmrouteParityMismatch",
@@ -276,7 +276,7 @@ ALERTS = (
         lasts="5m",
         severity="warning",
         summary="Tokens or hashes of engine {{ $labels.exported_pod }} differ from the router's: no prefix matching.",
-        means="The parity self-test of the pod failed: another tokenizer, chat template, block size or hash.",
+        means="The self-test of the pod failed: another tokenizer, chat template, block size or hash.",
         look="`/admin/pods`: `trust_reason` names the difference.",
         act="Give the router the tokenizer and template of the engine, or set `tokenizer: engine`.",
     ),

@@ -225,7 +225,7 @@ HITS = Dashboard(
                 _rate("KV streams that lost events", "ops", of_pods.KV_GAPS, "pod"),
                 _gauge("Complete KV streams", "none", "min", of_pods.KV_STREAM_COMPLETE, "pod", "0: events are lost."),
                 _gauge(
-                    "Parity mismatches", "none", "max", of_pods.POD_TRUST, "pod", "1: not matched.", trust="mismatch"
+                    "Failed self-tests", "none", "max", of_pods.POD_TRUST, "pod", "1: not matched.", trust="mismatch"
                 ),
                 _gauge(
                     "Pods routed by load only", "none", "max", of_pods.POD_MATCHING, "pod", "1: off.", matching="off"

@@ -62,7 +62,7 @@ LABELS = {
     "subject": "Classes of pods (model/engine/hardware) and kinds of links",
     "tenant": "The 20 busiest tenants, and `other`",
     "tier": "`gpu`, `cpu`, `disk`, `remote`; `peer` for what is pulled from another pod",
-    "trust": "All results of a parity self-test",
+    "trust": "All results of a self-test",
     "version": "Digest of a policy, or version of a program",
 }
 """Where the values of each label come from. All are bounded: clients choose the names of tenants only."""

@@ -35,6 +35,7 @@ REMOVED = {
     "index lookup": "`warmroute preview` shows how many tokens of a prompt each pod has",
     "index stats": "use `warmroute index holders`, and `INFO memory` of the Redis",
     "index verify": "`warmroute index holders` lists holders whose events were lost",
+    "policy simulate": "use `warmroute simulate --policies`, which takes names and files",
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }
 """Commands of earlier versions, with what to use instead."""

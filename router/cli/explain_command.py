@@ -6,7 +6,8 @@ and the outcome. The printed parts add up to the printed total. No prompt is pri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Annotated
 from urllib.parse import quote
 
@@ -87,13 +88,14 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
     table.add_column(f"{len(columns)} of {explanation.candidate_count} candidates", no_wrap=True)
     for at, column in enumerate(columns):
         table.add_column(_title(at, column, receipt), justify="right", overflow="fold")
-    for label, cells in _price_rows(columns):
+    for label, *cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
     table.add_row()
     table.add_row("inputs of the formulas", style="italic")
     table.add_row("costs of", *(printable(column.costs_of) for column in columns))
-    for label, cells in _input_rows(columns):
-        table.add_row(label, *cells)
+    inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
+    for cells in _rows(inputs, _number, PROMPT_ROWS):
+        table.add_row(*cells)
     return table
 
 
@@ -103,30 +105,27 @@ def _title(at: int, column: Column, receipt: Receipt) -> str:
     return f"{title}, served" if served and receipt.failures else title
 
 
-def _price_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
+def _price_rows(columns: Sequence[Column]) -> Iterator[list[str]]:
     """The parts of the costs and their sums, in total and until the first token. Added in hundredths of a millisecond,
-    so that the printed parts add up."""
+    so that the printed parts add up. Parts that are 0 everywhere are counted in one row."""
     prices = [printed(column.plan) for column in columns]
-    for name in _union(price for price in prices):
-        yield f"{name}, ms", [_ms(price[name]) if name in price else NONE for price in prices]
-    yield "= cost, ms", [_ms(sum(price.values())) for price in prices]
+    rows = list(_rows(prices, _ms))
+    yield from ([f"{name}, ms", *cells] for name, *cells in rows)
+    if zero := len(set(chain(*prices))) - len(rows):
+        yield [f"terms that are 0: {zero}"]
+    yield ["= cost, ms", *(_ms(sum(price.values())) for price in prices)]
     delays = [sum(cents for name, cents in price.items() if name in DELAYS) for price in prices]
-    yield "= until first token, ms", [_ms(cents) for cents in delays]
+    yield ["= until first token, ms", *map(_ms, delays)]
 
 
-def _input_rows(columns: Sequence[Column]) -> Iterator[tuple[str, list[str]]]:
-    """The inputs, without those that are 0 everywhere except n and p."""
-    inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
-    for at, label in enumerate(_union(inputs)):
-        if at < PROMPT_ROWS or any(values.get(label) for values in inputs):
-            yield label, [_number(values[label]) if label in values else NONE for values in inputs]
+def _rows(columns: Sequence[Mapping[str, float]], shown: Callable[[float], str], keep: int = 0) -> Iterator[list[str]]:
+    """A row for each name, without those that are 0 in all columns, except the first ones."""
+    for at, name in enumerate(dict.fromkeys(chain(*columns))):
+        if at < keep or any(column.get(name) for column in columns):
+            yield [name, *(shown(column[name]) if name in column else NONE for column in columns)]
 
 
-def _union(rows: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row))
-
-
-def _ms(cents: int) -> str:
+def _ms(cents: float) -> str:
     return f"{cents / 100:,.2f}"
 
 

@@ -54,7 +54,7 @@ def holders_command(config: ConfigOption, redis: RedisOption = None, model: Mode
 
 async def _holders(redis: RedisIndex, model: str | None) -> int:
     now_s = time.time()
-    columns = "holder, model, address", "blocks", "complete", "heartbeat", "epoch started"
+    columns = "holder, model, address", "blocks", "complete", "heartbeat", "cache since"
     table = folded_table(*columns, show_lines=True)
     connection = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s)
     try:

@@ -28,7 +28,7 @@ from router.policy.review import Review, review
 
 
 def replay_command(
-    receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts with scenes.")],
+    receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts with replay_data.")],
     policy: Annotated[
         str | None,
         typer.Option(help="Name or YAML file of one policy for all requests.", show_default="each by its own"),

@@ -16,7 +16,7 @@ from router.observe.receipts import Explained, Failure, Outcome, RecordedDecisio
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.types import PodLoad, PodStatus, Scene
+from router.types import PodLoad, PodState, PodStatus, Scene
 from tests.examples import examples
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
@@ -49,9 +49,21 @@ def test_printed_parts_add_up_to_the_printed_cost(seen: Scene, by: Policy) -> No
         return
     lines = printed(found, 200)
     names = [name for name, _ in found.explanation.columns[0].plan.parts]
-    rows = [cells(lines, name) for name in names]
-    sums = [round(sum(column), 2) for column in zip(*rows, strict=True)]
-    assert sums == cells(lines, "= cost")
+    rows = [cells(lines, name) for name in names if any(line.strip().startswith(f"{name}, ms") for line in lines)]
+    costs = cells(lines, "= cost")
+    assert [round(sum(column), 2) for column in zip(*rows, strict=True)] == (costs if rows else [])
+    assert rows or not any(costs)
+
+
+def test_parts_that_are_zero_for_every_candidate_are_counted_in_one_row() -> None:
+    """A part that is not zero for one candidate is a row."""
+    waits = PodStatus(pod("a:1"), PodState.READY, PodLoad(waiting=9))
+    lines = printed(
+        explained(kept(scene(waits, *ready(pod("b:1"))), policy("queue", "prefill", "transfer", "tier_read")))
+    )
+    labels = [line.split(", ms")[0].strip() for line in lines]
+    assert {"queue", "prefill"} < set(labels) and not {"transfer", "tier_read"} & set(labels)
+    assert " terms that are 0: 2" in lines
 
 
 def test_actual_and_expected_values_are_printed() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from router.config.schema import RouterConfig
+from tests.style.test_plain_english import current
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -48,7 +49,7 @@ def exists(path: str) -> bool:
 
 
 def test_every_documented_configuration_key_exists() -> None:
-    named = {(path.name, key) for path in DOCUMENTS for key in KEY.findall(path.read_text())}
+    named = {(path.name, key) for path in DOCUMENTS for key in KEY.findall(current(path))}
     assert len(named) > 10
     assert not {(file, key) for file, key in named if not exists(key) and Path(key).suffix not in FILES}
 

@@ -77,6 +77,12 @@ def written_files() -> Iterator[Path]:
                 yield path
 
 
+def current(path: Path) -> str:
+    """The text, without what the changelog's table says to replace: keys of earlier versions."""
+    text = path.read_text()
+    return re.sub(r"^\|[^|]*\|", "|", text, flags=re.MULTILINE) if path.name == "CHANGELOG.md" else text
+
+
 def dialect(text: str) -> list[str]:
     """The lines of `text` that contain a word or name of the dialect, with what to write instead."""
     found = []
@@ -111,6 +117,6 @@ def test_plain_words_are_not(line: str) -> None:
 
 
 def test_the_tree_is_written_in_plain_english() -> None:
-    found = {str(path.relative_to(ROOT)): lines for path in written_files() if (lines := dialect(path.read_text()))}
+    found = {str(path.relative_to(ROOT)): lines for path in written_files() if (lines := dialect(current(path)))}
     report = "\n".join(f"{path}:{line}" for path, lines in found.items() for line in lines)
     assert not found, f"{sum(map(len, found.values()))} lines use the old dialect:\n{report}"

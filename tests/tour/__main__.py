@@ -3,7 +3,7 @@
     python -m tests.tour README.md loadtest/README.md
 
 Fails where a command fails, or prints something else than the page quotes. The reader has a clone, an empty home folder
-and no environment but those that the pages make: `.venv` by `make install`, and `~/warmroute` by "Install", in which
+and no environment but those that the pages make: `.venv` by `make try`, and `~/warmroute` by "Install", in which
 all other pages of `docs/` are read. `warmroute serve`, `publish` and `mock-engine` run until another of their kind
 replaces them. What is skipped or replaced is listed at the end, with the reason. Uses the ports that the pages name.
 
@@ -219,7 +219,7 @@ def environment_of(folder: Path, existing: Path | None) -> dict[str, str]:
     if existing:
         (folder / ".venv").symlink_to(existing)
         cache = os.environ.get("PIP_CACHE_DIR", str(Path.home() / ".cache" / "pip"))
-        environment |= {"MAKE_OPTIONS": "-o .venv/.ready", "PIP_CACHE_DIR": cache, "PIP_NO_COMPILE": "1"}
+        environment |= {"MAKE_OPTIONS": "-o .venv/.demo -o .venv/.ready", "PIP_CACHE_DIR": cache, "PIP_NO_COMPILE": "1"}
         environment |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     return environment
 

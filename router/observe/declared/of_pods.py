@@ -24,7 +24,7 @@ POD_INFO = gauge(
     "pod model engine version role",
 )
 POD_STATE = gauge("warmroute_pod_state", "1 for the current state of a pod, else 0.", "pod state")
-POD_TRUST = gauge("warmroute_pod_prefix_trust", "1 for the result of a pod's parity self-test, else 0.", "pod trust")
+POD_TRUST = gauge("warmroute_pod_prefix_trust", "1 for the result of a pod's self-test, else 0.", "pod trust")
 POD_MATCHING = gauge(
     "warmroute_pod_matching", "1 for how prompts are matched on a pod, else 0; off: by load only.", "pod matching"
 )
