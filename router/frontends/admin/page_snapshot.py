@@ -135,7 +135,7 @@ class PageSource:
         )
 
     async def _metrics(self) -> dict[str, MetricRows]:
-        await self.gauges.observe_requests()
+        self.gauges.observe_requests()
         shown: dict[str, MetricRows] = {}
         for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:

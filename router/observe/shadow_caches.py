@@ -1,0 +1,269 @@
+"""What would caches hold under another placement?
+
+Each alternative has shadow caches of its own: one for each pod, of its capacity, for the prompts that the alternative
+would have sent there. Round robin takes the next ready pod. Least load takes the one with the fewest outstanding prompt
+tokens of its own, because a long prompt is more work; of idle ones the same for each prefix. A third set, the control,
+follows the placement that was chosen: its cached share minus the real one is the error of all three.
+While that is too large, as after a restart in front of full caches, alternatives count as equally good.
+
+All prefixes are followed while the caches have at most `MAX_ENTRIES` together, and few requests come. Else a
+sample, half of them or a quarter and so on (after SHARDS: Waldspurger et al., FAST 2015): by a hash of the block that
+tells a prompt from the prefix that all traffic shares, in caches of half the size, of which that prefix takes half as
+much. The error includes that of the sample: the real share is that of all requests.
+
+A request adds references to a list; `follow` does the rest later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from router.decision import Split
+from router.hashing import HASH_BYTES, hash_array
+from router.observe.declared import of_decisions
+from router.observe.ended import EndedRequest
+from router.observe.metrics import Metrics
+from router.observe.receipts import Outcome, RecordedDecision
+from router.policy.eligible import ready_pods
+from router.types import BlockHash, Pod, PodId, PodStatus
+
+ENTRY_TOKENS = 256
+"""What an entry of a shadow cache stands for. Where prompts part is known by the block."""
+MAX_ENTRIES, MAX_ANSWERS = 250_000, 16_384
+"""About 40 MiB: for pods with 21 million tokens of KV together."""
+MAX_PROMPT_ENTRIES = 8192
+MAX_PENDING = 16_384
+MAX_FOLLOWED_PER_S = 100
+"""Of more requests a second, a sample is followed."""
+PRIOR_CAPACITY_TOKENS = 400_000
+"""Of pods that do not report theirs, as `index.no_events_capacity_tokens`."""
+UNUSED_REQUESTS = 10_000
+"""A shadow cache that was not used for as many is that of a pod that is gone."""
+FOLLOW_S, SLICE_ENTRIES = 0.5, 1024
+"""Interval of `run`, and how much it does at once: about a millisecond."""
+MAX_COMPARED_PODS = 64
+CHOSEN, ROUND_ROBIN, LEAST_LOAD, CONTROL = "chosen", "round_robin", "least_load", "control"
+PLACEMENTS = (CHOSEN, ROUND_ROBIN, LEAST_LOAD)
+WINDOW_REQUESTS = 512
+MAX_ERROR = 0.03
+"""Shadow caches are warm up to this error of the cached share."""
+
+
+@dataclass(slots=True, eq=False)
+class ShadowCache:
+    """What one pod would hold: by the hash of the first block of an entry, a byte of each block in it. The entry used
+    longest ago is the first, of a prompt the last. Ints and bytes only, which the garbage collector does not visit."""
+
+    epoch: int
+    held: dict[BlockHash, bytes] = field(default_factory=dict)
+    shared: set[BlockHash] = field(default_factory=set)
+    last_request: int = 0
+
+    def serve(self, prompt: Sequence[tuple[BlockHash, bytes]], shared: int, capacity: float, sample: int) -> int:
+        """The leading blocks that it holds; then it holds the whole prompt, of which the first entries are `shared` by
+        the traffic. These count as 1 / `sample` entries of the capacity."""
+        held, full, part = self.held, 0, 0
+        for entry, marks in prompt:
+            known = held.get(entry)
+            if known is None:
+                break
+            full, part = full + part, len(marks)
+            last = known, marks
+        blocks = full + _equal_bytes(*last) if part else 0
+        for entry, marks in reversed(prompt):
+            held.pop(entry, None)
+            held[entry] = marks
+        if sample > 1:
+            self.shared.update([entry for entry, _ in prompt[:shared]])
+        excess = len(held) - len(self.shared) * (1 - 1 / sample) - capacity
+        if excess > 0:  # several at once: a dict finds its first key behind those that were deleted
+            for entry in list(islice(held, int(excess + capacity / 32) + 1)):
+                del held[entry]
+                self.shared.discard(entry)
+        return blocks
+
+
+def _equal_bytes(one: bytes, other: bytes) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+@dataclass(slots=True)
+class Watch:
+    """The latest requests of a model: tokens of all of them, and by placement of those that were followed."""
+
+    requests: float = 0.0
+    prompt_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    followed_tokens: float = 0.0
+    control_tokens: float = 0.0
+    new: dict[str, list[float]] = field(default_factory=lambda: {name: [0.0] * 4 for name in PLACEMENTS})
+    """Since the last count: prompt tokens, cached ones, milliseconds of pods and of GPUs that these saved."""
+
+    def add(self, prompt_tokens: int, cached_tokens: int) -> None:
+        if self.requests > WINDOW_REQUESTS:
+            for name in ("requests", "prompt_tokens", "cached_tokens", "followed_tokens", "control_tokens"):
+                setattr(self, name, getattr(self, name) / 2)
+        self.requests += 1
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+    @property
+    def error(self) -> float:
+        """The cached share of the control minus the real one; 1 if no request was followed."""
+        if not self.followed_tokens:
+            return 1.0
+        return self.control_tokens / self.followed_tokens - self.cached_tokens / self.prompt_tokens
+
+
+class ShadowCaches:
+    """Follows the traffic. `gpus` returns the number of GPUs of a pod."""
+
+    def __init__(self, metrics: Metrics, gpus: Callable[[Pod], int]) -> None:
+        self.sample = 1
+        """One of as many prefixes is followed."""
+        self.watches: defaultdict[str, Watch] = defaultdict(Watch)
+        self._metrics = metrics
+        self._gpus = gpus
+        self._pending: list[tuple[RecordedDecision, Outcome | None, Sequence[BlockHash]]] = []
+        self._caches: dict[tuple[str, PodId], ShadowCache] = {}
+        self._placed: dict[str, tuple[Pod, Pod, int]] = {}
+        """By request in flight, the pods of the alternatives, and its tokens."""
+        self._outstanding: defaultdict[PodId, int] = defaultdict(int)
+        self._answers: dict[BlockHash, int] = {}
+        """By the last block of a prompt, its blocks with those of its answer."""
+        self._requests = 0
+        self._followed_per_s = 0.0
+
+    @property
+    def entries(self) -> int:
+        return sum(len(cache.held) for cache in self._caches.values())
+
+    def decided(self, kept: RecordedDecision) -> None:
+        if kept.scene.key % self.sample == 0 and len(self._pending) < MAX_PENDING:
+            self._pending.append((kept, None, ()))
+
+    def ended(self, ended: EndedRequest) -> None:
+        kept, outcome = ended.recorded, ended.outcome
+        if kept is None:
+            return
+        if outcome.result == "ok" and outcome.served is not None and kept.scene.key:
+            self.watches[outcome.model].add(outcome.prompt_tokens, cached_tokens_of(outcome))
+        if kept.scene.key % self.sample == 0:
+            self._pending.append((kept, outcome, ended.prompt.hashes if ended.prompt else ()))
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            for _ in self.follow():
+                await asyncio.sleep(0)
+
+    def follow(self) -> Iterator[None]:
+        """All that is pending, in parts of about a millisecond. Then it counts."""
+        pending, self._pending, done, before = self._pending, [], 0, self._requests
+        for kept, outcome, hashes in pending:
+            if outcome is None:
+                self._place(kept)
+            done += 8 + (self._end(kept, outcome, hashes) if outcome is not None else 0)
+            if done > SLICE_ENTRIES:
+                done = 0
+                yield
+        self._followed_per_s += ((self._requests - before) / FOLLOW_S - self._followed_per_s) / 4
+        self._bound()
+        self._count()
+
+    def _place(self, kept: RecordedDecision) -> None:
+        """A request that waits is decided several times, and placed once."""
+        facts = kept.scene
+        found = ready_pods(facts.fleet, facts.adapter or facts.model)
+        pods = found.prefill if isinstance(kept.candidates[0].plan, Split) or not found.direct else found.direct
+        if pods and facts.request_id not in self._placed:
+            least, tokens = self._least_loaded(pods, facts.key), facts.prompt_tokens or 1
+            self._outstanding[least.id] += tokens
+            self._placed[facts.request_id] = pods[facts.turn % len(pods)].pod, least, tokens
+
+    def _least_loaded(self, pods: Sequence[PodStatus], key: int) -> Pod:
+        compared = [pods[(key + at) % len(pods)].pod for at in range(min(len(pods), MAX_COMPARED_PODS))]
+        return min(compared, key=lambda pod: self._outstanding.get(pod.id, 0))
+
+    def _end(self, kept: RecordedDecision, outcome: Outcome, hashes: Sequence[BlockHash]) -> int:
+        """Returns the number of entries of its prompt."""
+        facts, served = kept.scene, outcome.served
+        in_turn, least, tokens = self._placed.pop(facts.request_id, (None, None, 0))
+        if in_turn is None or least is None:
+            return 0
+        self._outstanding[least.id] -= tokens
+        self._requests += 1
+        if outcome.result != "ok" or served is None or not facts.prompt_tokens or not hashes:
+            return 0
+        chosen = served.plan.prefill if isinstance(served.plan, Split) else served.plan.pod
+        block, watch = facts.block_size_tokens, self.watches[outcome.model]
+        stride = max(ENTRY_TOKENS // block, 1)
+        blocks = hash_array(hashes[: MAX_PROMPT_ENTRIES * stride])
+        marks = blocks.tobytes()[::HASH_BYTES]
+        prompt = [(entry, marks[at * stride : (at + 1) * stride]) for at, entry in enumerate(blocks[::stride])]
+        limit, shared = (facts.prompt_tokens - 1) // block, facts.shared_blocks // stride
+
+        def cached(placement: str, pod: Pod) -> int:
+            cache, answers = self._cache(placement, pod), self._answers
+            capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (stride * block * self.sample)
+            held = cache.serve(prompt, shared, capacity, self.sample)
+            if held:  # what follows the end of another prompt repeats its answer
+                held = max(held, answers.get(blocks[held - 1], 0))
+            return min(held, limit) * block
+
+        watch.followed_tokens += facts.prompt_tokens
+        watch.control_tokens += cached(CONTROL, chosen)
+        self._save(watch.new[CHOSEN], chosen, facts.prompt_tokens, cached_tokens_of(outcome))
+        self._save(watch.new[ROUND_ROBIN], in_turn, facts.prompt_tokens, cached(ROUND_ROBIN, in_turn))
+        self._save(watch.new[LEAST_LOAD], least, facts.prompt_tokens, cached(LEAST_LOAD, least))
+        self._answers[blocks[-1]] = (facts.prompt_tokens + (outcome.output_tokens or 1) - 1) // block
+        return len(prompt)
+
+    def _cache(self, placement: str, pod: Pod) -> ShadowCache:
+        """That of the pod in its present epoch."""
+        found = self._caches.get((placement, pod.id))
+        if found is None or found.epoch != pod.epoch:
+            found = self._caches[placement, pod.id] = ShadowCache(pod.epoch)
+        found.last_request = self._requests
+        return found
+
+    def _save(self, new: list[float], pod: Pod, prompt_tokens: int, cached_tokens: int) -> None:
+        ms = pod.speed.compute_ms(0, cached_tokens)
+        for at, value in enumerate((prompt_tokens, cached_tokens, ms, ms * self._gpus(pod))):
+            new[at] += value
+
+    def _bound(self) -> None:
+        """Forget the caches of pods that are gone. If that does not suffice, follow half of the prefixes."""
+        for old in list(islice(self._answers, max(len(self._answers) - MAX_ANSWERS, 0))):
+            del self._answers[old]
+        if self.entries > MAX_ENTRIES:
+            used = self._requests - UNUSED_REQUESTS
+            self._caches = {at: one for at, one in self._caches.items() if one.last_request > used}
+        while self.entries > MAX_ENTRIES or self._followed_per_s > MAX_FOLLOWED_PER_S:
+            self.sample, self._followed_per_s = self.sample * 2, self._followed_per_s / 2
+            self._caches = {}
+            self.watches.clear()
+
+    def _count(self) -> None:
+        """Add what is new to the metrics, for the requests that were not followed, too."""
+        for model, watch in self.watches.items():
+            self._metrics[of_decisions.PLACED_ERROR].labels(model).set(watch.error)
+            scale = watch.prompt_tokens / watch.followed_tokens if watch.followed_tokens else 0.0
+            for placement in PLACEMENTS:
+                source = placement if abs(watch.error) <= MAX_ERROR else CHOSEN
+                prompt_tokens, cached_tokens, pod_ms, gpu_ms = (value * scale for value in watch.new[source])
+                self._metrics[of_decisions.PLACED_PROMPT_TOKENS].labels(model, placement).inc(prompt_tokens)
+                self._metrics[of_decisions.PLACED_CACHED_TOKENS].labels(model, placement).inc(cached_tokens)
+                self._metrics[of_decisions.PREFILL_SAVED_S].labels(model, placement).inc(pod_ms / 1000)
+                self._metrics[of_decisions.PREFILL_SAVED_GPU_S].labels(model, placement).inc(gpu_ms / 1000)
+            watch.new = {name: [0.0] * 4 for name in PLACEMENTS}
+
+
+def cached_tokens_of(outcome: Outcome) -> int:
+    """What the engine reported, else what was expected; 0 if it was not served."""
+    expected = outcome.served.cached_tokens if outcome.served else 0
+    return min(expected if outcome.cached_tokens is None else outcome.cached_tokens, outcome.prompt_tokens)
