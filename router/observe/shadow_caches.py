@@ -37,7 +37,7 @@ MAX_ENTRIES, MAX_ANSWERS = 250_000, 16_384
 """About 40 MiB: for pods with 21 million tokens of KV together."""
 MAX_PROMPT_ENTRIES = 8192
 MAX_PENDING = 16_384
-MAX_FOLLOWED_PER_S = 100
+MAX_FOLLOWED_PER_S = 32
 """Of more requests a second, a sample is followed."""
 PRIOR_CAPACITY_TOKENS = 400_000
 """Of pods that do not report theirs, as `index.no_events_capacity_tokens`."""
@@ -46,7 +46,7 @@ UNUSED_REQUESTS = 10_000
 FOLLOW_S, SLICE_ENTRIES = 0.5, 1024
 """Interval of `run`, and how much it does at once: about a millisecond."""
 MAX_COMPARED_PODS = 64
-CHOSEN, ROUND_ROBIN, LEAST_LOAD, CONTROL = "chosen", "round_robin", "least_load", "control"
+CHOSEN, ROUND_ROBIN, LEAST_LOAD = "chosen", "round_robin", "least_load"
 PLACEMENTS = (CHOSEN, ROUND_ROBIN, LEAST_LOAD)
 WINDOW_REQUESTS = 512
 MAX_ERROR = 0.03
@@ -59,6 +59,8 @@ class ShadowCache:
     longest ago is the first, of a prompt the last. Ints and bytes only, which the garbage collector does not visit."""
 
     epoch: int
+    gpus: int
+    """Of the pod."""
     held: dict[BlockHash, bytes] = field(default_factory=dict)
     shared: set[BlockHash] = field(default_factory=set)
     last_request: int = 0
@@ -122,7 +124,14 @@ class Watch:
 class ShadowCaches:
     """Follows the traffic. `gpus` returns the number of GPUs of a pod."""
 
-    def __init__(self, metrics: Metrics, gpus: Callable[[Pod], int]) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        gpus: Callable[[Pod], int],
+        max_entries: int = MAX_ENTRIES,
+        max_followed_per_s: float = MAX_FOLLOWED_PER_S,
+    ) -> None:
+        self._limits = max_entries, max_followed_per_s
         self.sample = 1
         """One of as many prefixes is followed."""
         self.watches: defaultdict[str, Watch] = defaultdict(Watch)
@@ -172,8 +181,9 @@ class ShadowCaches:
                 done = 0
                 yield
         self._followed_per_s += ((self._requests - before) / FOLLOW_S - self._followed_per_s) / 4
-        self._bound()
-        self._count()
+        if pending:
+            self._bound()
+            self._count()
 
     def _place(self, kept: RecordedDecision) -> None:
         """A request that waits is decided several times, and placed once."""
@@ -186,8 +196,9 @@ class ShadowCaches:
             self._placed[facts.request_id] = pods[facts.turn % len(pods)].pod, least, tokens
 
     def _least_loaded(self, pods: Sequence[PodStatus], key: int) -> Pod:
+        outstanding = self._outstanding
         compared = [pods[(key + at) % len(pods)].pod for at in range(min(len(pods), MAX_COMPARED_PODS))]
-        return min(compared, key=lambda pod: self._outstanding.get(pod.id, 0))
+        return min(compared, key=lambda pod: outstanding[pod.id])
 
     def _end(self, kept: RecordedDecision, outcome: Outcome, hashes: Sequence[BlockHash]) -> int:
         """Returns the number of entries of its prompt."""
@@ -207,19 +218,22 @@ class ShadowCaches:
         prompt = [(entry, marks[at * stride : (at + 1) * stride]) for at, entry in enumerate(blocks[::stride])]
         limit, shared = (facts.prompt_tokens - 1) // block, facts.shared_blocks // stride
 
-        def cached(placement: str, pod: Pod) -> int:
-            cache, answers = self._cache(placement, pod), self._answers
+        watch.followed_tokens += facts.prompt_tokens
+        for placement, pod in ((CHOSEN, chosen), (ROUND_ROBIN, in_turn), (LEAST_LOAD, least)):
+            cache = self._cache(placement, pod)
             capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (stride * block * self.sample)
             held = cache.serve(prompt, shared, capacity, self.sample)
             if held:  # what follows the end of another prompt repeats its answer
-                held = max(held, answers.get(blocks[held - 1], 0))
-            return min(held, limit) * block
-
-        watch.followed_tokens += facts.prompt_tokens
-        watch.control_tokens += cached(CONTROL, chosen)
-        self._save(watch.new[CHOSEN], chosen, facts.prompt_tokens, cached_tokens_of(outcome))
-        self._save(watch.new[ROUND_ROBIN], in_turn, facts.prompt_tokens, cached(ROUND_ROBIN, in_turn))
-        self._save(watch.new[LEAST_LOAD], least, facts.prompt_tokens, cached(LEAST_LOAD, least))
+                held = max(held, self._answers.get(blocks[held - 1], 0))
+            cached_tokens = min(held, limit) * block
+            if placement is CHOSEN:
+                watch.control_tokens += cached_tokens
+                cached_tokens = cached_tokens_of(outcome)
+            new, ms = watch.new[placement], pod.speed.compute_ms(0, cached_tokens)
+            new[0] += facts.prompt_tokens
+            new[1] += cached_tokens
+            new[2] += ms
+            new[3] += ms * cache.gpus
         self._answers[blocks[-1]] = (facts.prompt_tokens + (outcome.output_tokens or 1) - 1) // block
         return len(prompt)
 
@@ -227,23 +241,19 @@ class ShadowCaches:
         """That of the pod in its present epoch."""
         found = self._caches.get((placement, pod.id))
         if found is None or found.epoch != pod.epoch:
-            found = self._caches[placement, pod.id] = ShadowCache(pod.epoch)
+            found = self._caches[placement, pod.id] = ShadowCache(pod.epoch, self._gpus(pod))
         found.last_request = self._requests
         return found
-
-    def _save(self, new: list[float], pod: Pod, prompt_tokens: int, cached_tokens: int) -> None:
-        ms = pod.speed.compute_ms(0, cached_tokens)
-        for at, value in enumerate((prompt_tokens, cached_tokens, ms, ms * self._gpus(pod))):
-            new[at] += value
 
     def _bound(self) -> None:
         """Forget the caches of pods that are gone. If that does not suffice, follow half of the prefixes."""
         for old in list(islice(self._answers, max(len(self._answers) - MAX_ANSWERS, 0))):
             del self._answers[old]
-        if self.entries > MAX_ENTRIES:
+        most, most_per_s = self._limits
+        if self.entries > most:
             used = self._requests - UNUSED_REQUESTS
             self._caches = {at: one for at, one in self._caches.items() if one.last_request > used}
-        while self.entries > MAX_ENTRIES or self._followed_per_s > MAX_FOLLOWED_PER_S:
+        while self.entries > most or self._followed_per_s > most_per_s:
             self.sample, self._followed_per_s = self.sample * 2, self._followed_per_s / 2
             self._caches = {}
             self.watches.clear()

@@ -1,9 +1,9 @@
 """What would another policy have decided?
 
-Decides scenes again and reports which choices differ, how the expected time to first token changes, and which pods gain
-and lose requests. Both choices of a scene are priced with the same terms, those that are time until the first token, so
-that policies with different terms can be compared. Used by the dry run of a reload and by
-`warmroute replay`.
+Decides scenes again and reports which choices differ, and which pods gain and lose requests. Both choices of a scene
+are priced with the same terms, those that are time until the first token, so that policies with different terms can be
+compared: as long as caches are what they were, so for the first requests after a reload, not for good. Used by the dry
+run of a reload and by `warmroute replay`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Review(msgspec.Struct, frozen=True):
-    """What changes between two policies. `before` and `after` cover the scenes that both can serve."""
+    """What changes between two policies. `before` and `after` cover the scenes that both can serve, with the caches of
+    then."""
 
     policy: str
     decisions: int
@@ -84,9 +85,8 @@ class Review(msgspec.Struct, frozen=True):
         return self.after.mean_ms / self.before.mean_ms if self.before.mean_ms else 1.0
 
     def __str__(self) -> str:
-        p99 = f"{self.after.p99_ms / self.before.p99_ms - 1:+.0%}" if self.before.p99_ms else "unknown"
         refused = f"; {self.refused:,} would be refused" if self.refused else ""
-        return f"{self.changed:,} of {self.decisions:,} decisions would change; predicted TTFT p99 {p99}{refused}"
+        return f"{self.changed:,} of {self.decisions:,} decisions would change{refused}"
 
 
 def review(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, limit: int = 10) -> Review:

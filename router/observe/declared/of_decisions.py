@@ -96,5 +96,5 @@ POLICY_RELOAD_FAILED = gauge(
 POLICY_RELOAD_TTFT = gauge(
     "warmroute_policy_reload_ttft_ratio",
     "Mean expected time to first token of recent decisions by the policies of the last reload, relative to those before"
-    " it; 1 if nothing changed.",
+    " it, with the caches as they were: later requests find others. 1 if nothing changed.",
 )
