@@ -83,10 +83,13 @@ class ShadowCache:
             self.shared.update([entry for entry, _ in prompt[:shared]])
         excess = len(held) - len(self.shared) * (1 - 1 / sample) - capacity
         if excess > 0:  # several at once: a dict finds its first key behind those that were deleted
-            for entry in list(islice(held, int(excess + capacity / 32) + 1)):
-                del held[entry]
-                self.shared.discard(entry)
+            self.evict(int(excess + capacity / 32) + 1)
         return blocks
+
+    def evict(self, entries: int) -> None:
+        for entry in list(islice(self.held, entries)):
+            del self.held[entry]
+            self.shared.discard(entry)
 
 
 def _equal_bytes(one: bytes, other: bytes) -> int:
@@ -255,14 +258,15 @@ class ShadowCaches:
             self._caches = {at: one for at, one in self._caches.items() if one.last_request > used}
         while self.entries > most or self._followed_per_s > most_per_s:
             self.sample, self._followed_per_s = self.sample * 2, self._followed_per_s / 2
-            self._caches = {}
             self.watches.clear()
+            for cache in self._caches.values() if self.entries > most else ():
+                cache.evict((len(cache.held) + 1) // 2)
 
     def _count(self) -> None:
         """Add what is new to the metrics, for the requests that were not followed, too."""
         for model, watch in self.watches.items():
             self._metrics[of_decisions.PLACED_ERROR].labels(model).set(watch.error)
-            scale = watch.prompt_tokens / watch.followed_tokens if watch.followed_tokens else 0.0
+            scale = watch.prompt_tokens / max(watch.followed_tokens, 1.0) if self.sample > 1 else 1.0
             for placement in PLACEMENTS:
                 source = placement if abs(watch.error) <= MAX_ERROR else CHOSEN
                 prompt_tokens, cached_tokens, pod_ms, gpu_ms = (value * scale for value in watch.new[source])
