@@ -29,6 +29,7 @@ from router.observe.ended import EndedRequest
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome, RecordedDecision
 from router.policy.eligible import ready_pods
+from router.policy.ring import rendezvous
 from router.types import BlockHash, Pod, PodId, PodStatus
 
 ENTRY_TOKENS = 256
@@ -45,9 +46,10 @@ UNUSED_REQUESTS = 10_000
 """A shadow cache that was not used for as many is that of a pod that is gone."""
 FOLLOW_S, SLICE_ENTRIES = 0.5, 1024
 """Interval of `run`, and how much it does at once: about a millisecond."""
-MAX_COMPARED_PODS = 64
+MAX_COMPARED_PODS = 32
 CHOSEN, ROUND_ROBIN, LEAST_LOAD = "chosen", "round_robin", "least_load"
-PLACEMENTS = (CHOSEN, ROUND_ROBIN, LEAST_LOAD)
+ALTERNATIVES = (ROUND_ROBIN, LEAST_LOAD)
+PLACEMENTS = (CHOSEN, *ALTERNATIVES)
 WINDOW_REQUESTS = 512
 MAX_ERROR = 0.03
 """Shadow caches are warm up to this error of the cached share."""
@@ -62,34 +64,42 @@ class ShadowCache:
     gpus: int
     """Of the pod."""
     held: dict[BlockHash, bytes] = field(default_factory=dict)
+    blocks: int = 0
     shared: set[BlockHash] = field(default_factory=set)
     last_request: int = 0
 
     def serve(self, prompt: Sequence[tuple[BlockHash, bytes]], shared: int, capacity: float, sample: int) -> int:
         """The leading blocks that it holds; then it holds the whole prompt, of which the first entries are `shared` by
-        the traffic. These count as 1 / `sample` entries of the capacity."""
-        held, full, part = self.held, 0, 0
+        the traffic. `capacity` is in blocks; these count as 1 / `sample` there."""
+        held, full, part, last = self.held, 0, 0, (b"", b"")
         for entry, marks in prompt:
-            known = held.get(entry)
+            known = held.pop(entry, None)
             if known is None:
                 break
-            full, part = full + part, len(marks)
-            last = known, marks
-        blocks = full + _equal_bytes(*last) if part else 0
+            self.blocks -= len(known)
+            full, part, last = full + part, len(marks), (known, marks)
         for entry, marks in reversed(prompt):
-            held.pop(entry, None)
             held[entry] = marks
+        self.blocks += (len(prompt) - 1) * len(prompt[0][1]) + len(prompt[-1][1])
+        excess = self.blocks - capacity
         if sample > 1:
             self.shared.update([entry for entry, _ in prompt[:shared]])
-        excess = len(held) - len(self.shared) * (1 - 1 / sample) - capacity
-        if excess > 0:  # several at once: a dict finds its first key behind those that were deleted
-            self.evict(int(excess + capacity / 32) + 1)
-        return blocks
+            excess -= len(self.shared) * len(prompt[0][1]) * (1 - 1 / sample)
+        if excess > 0:  # more at once: a dict finds its first key behind those that were deleted
+            self.evict(excess + capacity / 32)
+        return full + _equal_bytes(*last)
 
-    def evict(self, entries: int) -> None:
-        for entry in list(islice(self.held, entries)):
+    def evict(self, blocks: float) -> None:
+        evicted = []
+        for entry, marks in self.held.items():
+            if blocks <= 0:
+                break
+            evicted.append(entry)
+            blocks -= len(marks)
+            self.blocks -= len(marks)
+        for entry in evicted:
             del self.held[entry]
-            self.shared.discard(entry)
+        self.shared.difference_update(evicted)
 
 
 def _equal_bytes(one: bytes, other: bytes) -> int:
@@ -201,7 +211,8 @@ class ShadowCaches:
     def _least_loaded(self, pods: Sequence[PodStatus], key: int) -> Pod:
         outstanding = self._outstanding
         compared = [pods[(key + at) % len(pods)].pod for at in range(min(len(pods), MAX_COMPARED_PODS))]
-        return min(compared, key=lambda pod: outstanding[pod.id])
+        least = min([outstanding[pod.id] for pod in compared])
+        return max([pod for pod in compared if outstanding[pod.id] == least], key=lambda pod: rendezvous(key, pod.id))
 
     def _end(self, kept: RecordedDecision, outcome: Outcome, hashes: Sequence[BlockHash]) -> int:
         """Returns the number of entries of its prompt."""
@@ -224,7 +235,7 @@ class ShadowCaches:
         watch.followed_tokens += facts.prompt_tokens
         for placement, pod in ((CHOSEN, chosen), (ROUND_ROBIN, in_turn), (LEAST_LOAD, least)):
             cache = self._cache(placement, pod)
-            capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (stride * block * self.sample)
+            capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (block * self.sample)
             held = cache.serve(prompt, shared, capacity, self.sample)
             if held:  # what follows the end of another prompt repeats its answer
                 held = max(held, self._answers.get(blocks[held - 1], 0))
@@ -260,7 +271,7 @@ class ShadowCaches:
             self.sample, self._followed_per_s = self.sample * 2, self._followed_per_s / 2
             self.watches.clear()
             for cache in self._caches.values() if self.entries > most else ():
-                cache.evict((len(cache.held) + 1) // 2)
+                cache.evict((cache.blocks + 1) / 2)
 
     def _count(self) -> None:
         """Add what is new to the metrics, for the requests that were not followed, too."""

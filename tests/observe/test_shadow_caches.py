@@ -89,26 +89,26 @@ def entries(blocks: list[int]) -> list[tuple[int, bytes]]:
 def test_a_cache_holds_what_two_prompts_have_in_common_to_the_block() -> None:
     """Whether they part in the first entry, in a later one or at the end of one."""
     cache = ShadowCache(0, 1)
-    assert cache.serve(entries(hashes(1, 100)), 0, 99.0, 1) == 0
+    assert cache.serve(entries(hashes(1, 100)), 0, 999.0, 1) == 0
     for common in (3, 40, 64):
-        assert cache.serve(entries([*hashes(1, common), *hashes(2 + common, 20)]), 0, 99.0, 1) == common
-    assert cache.serve(entries(hashes(1, 100)), 0, 99.0, 1) == 100
+        assert cache.serve(entries([*hashes(1, common), *hashes(2 + common, 20)]), 0, 999.0, 1) == common
+    assert cache.serve(entries(hashes(1, 100)), 0, 999.0, 1) == 100
 
 
 def test_a_full_cache_drops_the_end_of_the_prompt_that_was_used_longest_ago() -> None:
     cache = ShadowCache(0, 1)
     for name in (1, 2, 1, 3):
-        cache.serve(entries(hashes(name, 4 * STRIDE)), 0, 10.0, 1)
-    assert cache.serve(entries(hashes(1, 4 * STRIDE)), 0, 10.0, 1) == 4 * STRIDE
-    assert 0 < cache.serve(entries(hashes(2, 4 * STRIDE)), 0, 10.0, 1) < 4 * STRIDE
+        cache.serve(entries(hashes(name, 4 * STRIDE)), 0, 10.0 * STRIDE, 1)
+    assert cache.serve(entries(hashes(1, 4 * STRIDE)), 0, 10.0 * STRIDE, 1) == 4 * STRIDE
+    assert 0 < cache.serve(entries(hashes(2, 4 * STRIDE)), 0, 10.0 * STRIDE, 1) < 4 * STRIDE
 
 
 def test_of_a_sample_the_prefix_that_all_share_takes_its_share_of_the_space() -> None:
     """Eight entries of it take one of four; a sixteenth of all prompts comes."""
     cache = ShadowCache(0, 1)
     for name in (1, 2):
-        cache.serve(entries([*hashes(0, 8 * STRIDE), *hashes(name, STRIDE)]), 8, 4.0, 16)
-    assert cache.serve(entries([*hashes(0, 8 * STRIDE), *hashes(1, STRIDE)]), 8, 4.0, 16) == 9 * STRIDE
+        cache.serve(entries([*hashes(0, 8 * STRIDE), *hashes(name, STRIDE)]), 8, 4.0 * STRIDE, 16)
+    assert cache.serve(entries([*hashes(0, 8 * STRIDE), *hashes(1, STRIDE)]), 8, 4.0 * STRIDE, 16) == 9 * STRIDE
 
 
 # --- placements ---
@@ -234,7 +234,7 @@ def test_more_entries_than_fit_halve_the_sample_and_the_shares_stay() -> None:
                 start = traffic.counted(), traffic.counted(of_decisions.PLACED_PROMPT_TOKENS)
             name = int(600 * random.random() ** 2)
             blocks, by = hashes(name + 1, 6 * STRIDE, 2 * STRIDE), "abc"[name % 3]
-            traffic.serve(blocks, by, pods[by].serve(entries(blocks), 0, 500, 1) * BLOCK)
+            traffic.serve(blocks, by, pods[by].serve(entries(blocks), 0, 500 * STRIDE, 1) * BLOCK)
             if number % 50 == 0:
                 traffic.counted()
         cached, prompts = traffic.counted(), traffic.counted(of_decisions.PLACED_PROMPT_TOKENS)
