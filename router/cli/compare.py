@@ -117,8 +117,12 @@ def _recorded(path: Path, model: str | None) -> tuple[list[Receipt], list[Pod]]:
     served = [one for one in every if one.model == chosen]
     pods = next(filter(None, ([*_ready(one, chosen)] for one in reversed(fleets))), [])
     if not served or not pods:
-        lacking = "streamed answers with usage" if pods else "pods; enable receipts.replay_data"
-        raise ConfigError(f"{path}: no {lacking}" + (f" of the model {chosen}" if chosen else ""))
+        of = f" of the model {chosen}" if chosen else ""
+        raise ConfigError(
+            f"{path}: no pods{of}; enable receipts.replay_data"
+            if served
+            else f"{path}: no answers{of} with a first token and usage"
+        )
     return served, pods
 
 

@@ -60,7 +60,7 @@ def test_a_request_that_would_be_refused_is_counted_and_has_no_time() -> None:
     found = reviewed([seen], policy("queue"), policy("queue", "handoff", pd={"on_no_prefill": "fail"}))
     assert (found.changed, found.refused, found.before) == (1, 1, Times())
     assert found.moves == (Move("d", "refused", 1),)
-    assert str(found).endswith("TTFT p99 unknown; 1 would be refused")
+    assert str(found).endswith("1 of 1 decisions would change; 1 would be refused")
 
 
 def test_choices_that_were_made_count_as_they_were_made() -> None:
