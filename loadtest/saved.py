@@ -1,4 +1,4 @@
-"""Are counterfactuals true: what the page says of other placements, and what `warmroute compare` says of other policies?
+"""Are counterfactuals true: what the page says of other placements, and `warmroute compare` of other policies?
 
     python loadtest/saved.py [KIND ...] [--seconds 20]
 
@@ -58,9 +58,10 @@ class Kind(NamedTuple):
     num_blocks: int = 2560
 
 
+EIGHT = Shared(texts=8, words=(2500, 5000), zipf=0)
 KINDS = {
     "mix": Kind(MIX, 3.0),
-    "documents": Kind({"eight": SessionShape(share=1, shared=Shared(texts=8, words=(2500, 5000), zipf=0), **_SHORT)}, 4.0),
+    "documents": Kind({"eight": SessionShape(share=1, shared=EIGHT, **_SHORT)}, 4.0),
     "agents": Kind({"agent": MIX["agent"]}, 0.8),
     "hot": Kind({"hot": SessionShape(share=1, shared=Shared(texts=1, words=(2000, 2000)), **_SHORT)}, 6.0),
     "nothing": Kind({"own": SessionShape(share=1, first_words=(300, 2000), answer_tokens=(8, 24))}, 4.0),

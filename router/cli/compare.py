@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
+from functools import partial
+from math import isnan
+from operator import attrgetter
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
-from router.cli.figures import percentile
 from router.cli.options import PoliciesOption, flag
 from router.cli.simulate import run_all
 from router.config.load import shipped
@@ -28,51 +30,34 @@ from router.observe.receipt_lines import read_lines
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.report import legend, text_table
-from router.sim.virtual.compare import Experiment, Result, grid, in_order_of_mean, mean_of
+from router.sim.virtual.admission_rules import Admission
+from router.sim.virtual.compare import (
+    Experiment,
+    Measure,
+    Result,
+    Setting,
+    grid,
+    in_order_of_mean,
+    mean_of,
+    summarize,
+)
+from router.sim.virtual.outcome import RequestOutcome, Run
 from router.sim.virtual.router_view import Knowledge
 from router.sim.virtual.scenario import Conditions, FleetSpec, PodsSpec
-from router.sim.virtual.traffic import ReceiptLine, Traffic, receipts_traffic
+from router.sim.virtual.traffic import Traffic, receipts_traffic
 from router.types import Pod, PodSpeed, PodState
 
 BASELINES = ("round_robin", "least_load")
 PRIOR_CAPACITY_TOKENS = Knowledge().no_events_capacity_tokens
 """Of pods that report none."""
 MAX_JITTER_S = 1.0
-COLUMNS = ("policy", "cached", "mean ms", "p50 ms", "p99 ms", "prefill s", "refused")
-
-
-class Row(msgspec.Struct, frozen=True):
-    """The mean over seeds. `prefill_s`: seconds in which pods computed prompts."""
-
-    policy: str
-    cached_share: float
-    ttft_mean_ms: float
-    ttft_p50_ms: float
-    ttft_p99_ms: float
-    prefill_s: float
-    refused: float = 0.0
-
-
-@dataclass(frozen=True)
-class RecordedTraffic:
-    """Recorded arrivals; all seeds but 0 delay each by up to the mean interval between two."""
-
-    receipts: Sequence[ReceiptLine]
-
-    def __call__(self, speedup: float, seed: int) -> Traffic:
-        times_s = [one.at_s for one in self.receipts]
-        jitter_s = min((max(times_s) - min(times_s)) / len(times_s), MAX_JITTER_S) if seed else 0.0
-        return receipts_traffic(self.receipts, speedup=speedup, jitter_s=jitter_s, seed=seed)
-
-
-@dataclass(frozen=True)
-class RecordedSpeeds:
-    """The prior of each recorded pod, which stands for its hardware."""
-
-    pods: Mapping[str, Pod]
-
-    def __call__(self, _model: str, pod: str) -> tuple[PodSpeed, int]:
-        return self.pods[pod].speed, self.pods[pod].kv_bytes_per_token
+COLUMNS: Mapping[str, Measure] = {
+    "mean ms": lambda of: of.ttft_mean_ms,
+    "p50 ms": lambda of: of.ttft_p50_ms,
+    "p99 ms": lambda of: of.ttft_p99_ms,
+    "prefill s": lambda of: of.prefill_s,
+    "refused": lambda of: of.refused,
+}
 
 
 def compare_command(
@@ -93,16 +78,17 @@ def compare_command(
     known = load_policies(policies or shipped("policies"))
     by = Counter(one.policy for one in served).most_common(1)[0][0]
     chosen = {one.name: one for one in (find_policy(known, name) for name in policy or (*BASELINES, by))}
-    setup = Experiment(_fleet(pods, served), RecordedSpeeds({pod.id: pod for pod in pods}), chosen, _traffic(served))
-    results = run_all(setup, grid(list(chosen), [1.0], [len(pods)], seeds), jobs)
-    speeds = {pod.id: pod for pod in pods}
-    rows = [_real(served, by, speeds), *(_row(name, runs) for name, runs in in_order_of_mean(results).items())]
+    setup = Experiment(_fleet(pods, served), partial(_speed_of, pods), chosen, partial(_arrivals, served))
+    simulated = in_order_of_mean(run_all(setup, grid(list(chosen), [1.0], [len(pods)], seeds), jobs))
+    rows = {f"recorded: {by}": [_measured(served, pods)], **simulated}
     if json:
-        print(msgspec.json.encode(rows).decode())
+        print(msgspec.json.encode([{"policy": name} | _mean(runs) for name, runs in rows.items()]).decode())
         return
-    title = f"{len(served):,} recorded requests of {served[0].model} on {len(pods)} pods, {seeds} seeds"
-    note = "The first row is what was measured; that policy simulated shows how far to trust the others."
-    Console().print(text_table(COLUMNS, map(_cells, rows), title=title, caption=legend(COLUMNS, note)))
+    columns, note = ("policy", "cached", *COLUMNS), "The first row is what was measured: the closer that policy is"
+    cells = ((name, *_cells(runs)) for name, runs in rows.items())
+    title = f"{len(served):,} recorded requests of {served[0].model} on {len(pods)} pods; seeds: {seeds}"
+    caption = legend(columns, f"{note} to it when simulated, the more the others can be trusted.")
+    Console().print(text_table(columns, cells, title=title, caption=caption))
 
 
 def _recorded(path: Path, model: str | None) -> tuple[list[Receipt], list[Pod]]:
@@ -145,38 +131,37 @@ def _fleet(pods: Sequence[Pod], served: Sequence[Receipt]) -> FleetSpec:
     )
 
 
-def _traffic(served: Iterable[Receipt]) -> RecordedTraffic:
-    names = ReceiptLine.__struct_fields__
-    return RecordedTraffic([ReceiptLine(**{name: getattr(one, name) for name in names}) for one in served])
+def _speed_of(pods: Sequence[Pod], _model: str, named: str) -> tuple[PodSpeed, int]:
+    """Each recorded pod stands for its hardware."""
+    return next((pod.speed, pod.kv_bytes_per_token) for pod in pods if pod.id == named)
 
 
-def _real(served: Sequence[Receipt], policy: str, speeds: Mapping[str, Pod]) -> Row:
-    ttft_ms = [one.ttft_ms for one in served if one.ttft_ms is not None]
-    known = [one for one in served if one.cached_tokens is not None and (one.prefill_pod or one.pod) in speeds]
-    prefill_ms = [
-        speeds[one.prefill_pod or one.pod].speed.compute_ms(one.cached_tokens or 0, one.prompt_tokens) for one in known
-    ]
-    tokens = sum(one.prompt_tokens for one in known)
-    return Row(
-        f"recorded: {policy}",
-        sum(one.cached_tokens or 0 for one in known) / max(tokens, 1),
-        *(fmean(ttft_ms), percentile(ttft_ms, 0.5), percentile(ttft_ms, 0.99)),
-        sum(prefill_ms) / 1000,
-    )
+def _arrivals(served: Sequence[Receipt], speedup: float, seed: int) -> Traffic:
+    """As recorded; all seeds but 0 delay each by up to the mean interval between two."""
+    times_s = [one.at_s for one in served]
+    jitter_s = min((max(times_s) - min(times_s)) / len(served), MAX_JITTER_S) if seed else 0.0
+    return receipts_traffic(served, speedup=speedup, jitter_s=jitter_s, seed=seed)
 
 
-def _row(policy: str, runs: Sequence[Result]) -> Row:
-    measures = (
-        lambda f: f.cached_share,
-        lambda f: f.ttft_mean_ms,
-        lambda f: f.ttft_p50_ms,
-        lambda f: f.ttft_p99_ms,
-        lambda f: f.prefill_s,
-        lambda f: f.refused,
-    )
-    return Row(policy, *(mean_of(runs, measure) for measure in measures))
+def _measured(served: Sequence[Receipt], pods: Sequence[Pod]) -> Result:
+    speeds, outcomes = {pod.id: pod.speed for pod in pods}, []
+    for one in served:
+        outcome = RequestOutcome(one.model, one.at_s * 1000, one.prompt_tokens, one.output_tokens or 1)
+        outcome.cached_tokens = one.cached_tokens or 0
+        outcome.ttft_ms, outcome.e2e_ms = one.ttft_ms or 0.0, one.e2e_ms
+        speed = speeds.get(one.prefill_pod or one.pod, pods[0].speed)
+        outcome.prefill_ms = speed.compute_ms(outcome.cached_tokens, one.prompt_tokens)
+        outcomes.append(outcome)
+    return summarize(Setting("recorded", 1.0, len(pods)), Run(outcomes, {}, 0.0, 0), Admission())
 
 
-def _cells(row: Row) -> Sequence[str]:
-    times = (row.ttft_mean_ms, row.ttft_p50_ms, row.ttft_p99_ms, row.prefill_s)
-    return row.policy, f"{row.cached_share:.1%}", *(f"{value:,.1f}" for value in times), f"{row.refused:g}"
+def _mean(runs: Sequence[Result]) -> dict[str, float]:
+    """All figures, means over the seeds; without those that are not known."""
+    names = [name for name, value in asdict(runs[0].figures).items() if isinstance(value, int | float)]
+    means = {name: mean_of(runs, attrgetter(name)) for name in names}
+    return {name: mean for name, mean in means.items() if not isnan(mean)}
+
+
+def _cells(runs: Sequence[Result]) -> Sequence[str]:
+    share = mean_of(runs, lambda of: of.cached_share)
+    return f"{share:.1%}", *(f"{mean_of(runs, measure):,.1f}" for measure in COLUMNS.values())

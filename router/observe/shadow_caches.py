@@ -155,6 +155,8 @@ class ShadowCaches:
         self._placed: dict[str, tuple[Pod, Pod, int]] = {}
         """By request in flight, the pods of the alternatives, and its tokens."""
         self._outstanding: defaultdict[PodId, int] = defaultdict(int)
+        self._ended: list[PodId] = []
+        """Of requests that a scrape of the pod may still show: each counts as a token."""
         self._answers: dict[BlockHash, int] = {}
         """By the last block of a prompt, its blocks with those of its answer."""
         self._requests = 0
@@ -186,6 +188,9 @@ class ShadowCaches:
     def follow(self) -> Iterator[None]:
         """All that is pending, in parts of about a millisecond. Then it counts."""
         pending, self._pending, done, before = self._pending, [], 0, self._requests
+        seen, self._ended = self._ended, []
+        for pod in seen:
+            self._outstanding[pod] -= 1
         for kept, outcome, hashes in pending:
             if outcome is None:
                 self._place(kept)
@@ -220,7 +225,8 @@ class ShadowCaches:
         in_turn, least, tokens = self._placed.pop(facts.request_id, (None, None, 0))
         if in_turn is None or least is None:
             return 0
-        self._outstanding[least.id] -= tokens
+        self._outstanding[least.id] -= tokens - 1
+        self._ended.append(least.id)
         self._requests += 1
         if outcome.result != "ok" or served is None or not facts.prompt_tokens or not hashes:
             return 0

@@ -25,7 +25,7 @@ def receipts(tmp_path: Path) -> Path:
     """Three documents in turn, each at its own of two pods: all are cached from the fourth request on."""
     lines: list[bytes] = []
     writer = ReceiptWriter(lines.append)
-    pods = [pod(name, speed=SPEED, capacity_tokens=3 * BLOCKS * BLOCK - 100, block_size_tokens=BLOCK) for name in "ab"]
+    pods = [pod(name, speed=SPEED, capacity_tokens=5 * BLOCKS * BLOCK, block_size_tokens=BLOCK) for name in "ab"]
     for number in range(REQUESTS):
         document = number % DOCUMENTS
         hashes = [(document + 1) << 20 | at for at in range(BLOCKS)]
@@ -55,8 +55,7 @@ def receipts(tmp_path: Path) -> Path:
 
 
 def test_policies_are_simulated_on_the_recorded_arrivals_and_pods(typed: Typed, receipts: Path) -> None:
-    """Two documents fit a pod: placed by prefix they stay cached, in turn each pod gets all three and drops the end
-    of each. What was recorded stands first."""
+    """Placed by prefix each document is computed once, in turn on both pods. What was recorded stands first."""
     ended = typed("compare", receipts, "--json", "--seeds", 2, "--jobs", 1)
     assert ended.code == 0, ended.err
     recorded, *simulated = json.loads(ended.out)
@@ -65,7 +64,7 @@ def test_policies_are_simulated_on_the_recorded_arrivals_and_pods(typed: Typed, 
     assert recorded["policy"] == "recorded: cost_aware"
     assert recorded["cached_share"] == pytest.approx((REQUESTS - DOCUMENTS) / REQUESTS, abs=0.01)
     assert rows["cost_aware"]["cached_share"] == pytest.approx(recorded["cached_share"], abs=0.03)
-    assert rows["round_robin"]["cached_share"] < rows["cost_aware"]["cached_share"] - 0.05
+    assert rows["round_robin"]["cached_share"] == pytest.approx((REQUESTS - 2 * DOCUMENTS) / REQUESTS, abs=0.01)
     assert rows["cost_aware"]["ttft_mean_ms"] == pytest.approx(recorded["ttft_mean_ms"], rel=0.1)
     assert rows["cost_aware"]["prefill_s"] == pytest.approx(recorded["prefill_s"], rel=0.1)
 
@@ -74,7 +73,7 @@ def test_the_table_says_what_was_measured_and_how_far_to_trust_it(typed: Typed, 
     ended = typed("compare", receipts, "--policy", "round_robin", "--seeds", 1)
     assert ended.code == 0, ended.err
     assert "60 recorded requests of m on 2 pods" in ended.out and "recorded: cost_aware" in ended.out
-    assert "The first row is what was measured" in ended.out and "least_load" not in ended.out
+    assert "what was measured" in ended.out and "least_load" not in ended.out
 
 
 def test_receipts_without_pods_or_answers_say_what_to_do(typed: Typed, receipts: Path) -> None:

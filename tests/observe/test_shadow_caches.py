@@ -127,6 +127,7 @@ def test_least_load_sends_a_prefix_to_one_pod_while_it_is_idle_and_to_others_mea
     traffic = Traffic()
     for number in range(3):
         traffic.serve(hashes(1, 40), "a", 40 * BLOCK if number else 0)
+        traffic.counted()
     assert traffic.counted()["least_load"] == 2 * 40 * BLOCK
     together = [traffic.decided(hashes(1, 40)) for _ in range(3)]
     for one in together:
@@ -168,7 +169,7 @@ def test_requests_that_were_not_served_save_nothing_and_leave_no_load(facts: dic
     traffic = Traffic()
     for _ in range(2):
         traffic.serve(hashes(1, 40), "a", 640, **facts)
-    assert set(traffic.counted().values()) <= {0.0}
+    assert {*traffic.counted().values(), *traffic.counted().values()} <= {0.0}
     assert not any(traffic.shadows._outstanding.values()) and not traffic.shadows._placed
 
 

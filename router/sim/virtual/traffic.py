@@ -19,6 +19,7 @@ import msgspec
 from router.errors import ConfigError
 from router.hashing import hash_blocks
 from router.observe.receipt_lines import decoded_lines
+from router.observe.receipts import Receipt
 from router.types import BlockHash
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -147,7 +148,7 @@ def mooncake_traffic(
 
 
 def receipts_traffic(
-    receipts: Sequence[ReceiptLine], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0
+    receipts: Sequence[ReceiptLine | Receipt], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0
 ) -> Traffic:
     """Open-loop traffic at the recorded times, in the largest block size of the receipts. Raises `ConfigError` without
     receipts, or if another size does not divide that one."""

@@ -14,7 +14,7 @@ from router.observe.declared import of_decisions
 from router.observe.ended import EndedRequest
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
-from router.observe.shadow_caches import ALTERNATIVES, MAX_ERROR, ShadowCaches
+from router.observe.shadow_caches import ALTERNATIVES, FOLLOW_S, MAX_ERROR, ShadowCaches
 from router.policy.spec import Policy
 from router.request.core import Observers
 from router.sim.virtual.generate import Kind, TrafficMix
@@ -89,11 +89,16 @@ def test_other_placements_have_the_caches_that_they_really_would_have(name: str,
     shadows = ShadowCaches(metrics, lambda _: 1, max_followed_per_s=inf)
     recent = RecentDecisions(size=1, on_decided=shadows.decided)
 
-    def follow(_: EndedRequest) -> None:
-        for _part in shadows.follow():
-            pass
+    due_s = 0.0
+
+    def follow(ended: EndedRequest) -> None:
+        nonlocal due_s
+        if ended.outcome.at_s >= due_s:
+            due_s = ended.outcome.at_s + FOLLOW_S
+            list(shadows.follow())
 
     real = real_share(policies["cost_aware"], asked, kv_tokens, Observers(recent, Counters(), [shadows.ended, follow]))
+    list(shadows.follow())
     cached, prompts = (
         {labels[1]: value for labels, [value] in metrics[what].series().items()}
         for what in (of_decisions.PLACED_CACHED_TOKENS, of_decisions.PLACED_PROMPT_TOKENS)
