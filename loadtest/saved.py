@@ -3,7 +3,7 @@
     python loadtest/saved.py [KIND ...] [--seconds 20]
 
 For each kind of traffic, really runs the default, round robin and least load in front of mock engines with empty
-caches. Beside the real cached share of each stands the page's figure (of shadow caches, while the default runs), and
+caches. Next to the real cached share of each is the page's figure (of shadow caches, while the default runs), and
 that of `compare` from the receipts of the default; then the real mean TTFT and that of `compare`.
 """
 

@@ -1,7 +1,7 @@
 """`warmroute compare`: does it pay on my traffic?
 
-Simulates recorded requests on pods of the recorded speed and capacity, under several policies. Beside them stands what
-was recorded: how far the simulation of the policy that decided is from it is how far to trust the others.
+Simulates recorded requests on pods of the recorded speed and capacity, under several policies. The
+first row is what was recorded: how far the policy that decided is from it, simulated, is how far to trust the others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from router.types import Pod, PodSpeed, PodState
 
 BASELINES = ("round_robin", "least_load")
 PRIOR_CAPACITY_TOKENS = Knowledge().no_events_capacity_tokens
-"""Of pods that report none."""
+"""It is assumed of pods that report none."""
 MAX_JITTER_S = 1.0
 COLUMNS: Mapping[str, Measure] = {
     "mean ms": lambda of: of.ttft_mean_ms,

@@ -7,9 +7,9 @@ follows the placement that was chosen: its cached share minus the real one is th
 While that is too large, as after a restart in front of full caches, alternatives count as equally good.
 
 All prefixes are followed while the caches have at most `MAX_ENTRIES` together, and few requests come. Else a
-sample, half of them or a quarter and so on (after SHARDS: Waldspurger et al., FAST 2015): by a hash of the block that
-tells a prompt from the prefix that all traffic shares, in caches of half the size, of which that prefix takes half as
-much. The error includes that of the sample: the real share is that of all requests.
+sample, half of them or a quarter and so on (after SHARDS: Waldspurger et al., FAST 2015): by a hash of the first blocks
+behind the prefix that all traffic shares, in caches of half the size, of which that prefix takes half as much. The
+error includes that of the sample: the real share is that of all requests.
 
 A request adds references to a list; `follow` does the rest later.
 """
@@ -35,13 +35,14 @@ from router.types import BlockHash, Pod, PodId, PodStatus
 ENTRY_TOKENS = 256
 """What an entry of a shadow cache stands for. Where prompts part is known by the block."""
 MAX_ENTRIES, MAX_ANSWERS = 250_000, 16_384
-"""About 40 MiB: for pods with 21 million tokens of KV together."""
+"""32 MiB at most: for pods with 21 million tokens of KV together."""
 MAX_PROMPT_ENTRIES = 8192
 MAX_PENDING = 16_384
+MAX_SAMPLE = 1024
 MAX_FOLLOWED_PER_S = 32
-"""Of more requests a second, a sample is followed."""
+"""If more come, a sample is followed."""
 PRIOR_CAPACITY_TOKENS = 400_000
-"""Of pods that do not report theirs, as `index.no_events_capacity_tokens`."""
+"""It is assumed of pods that report none, as `index.no_events_capacity_tokens`."""
 UNUSED_REQUESTS = 10_000
 """A shadow cache that was not used for as many is that of a pod that is gone."""
 FOLLOW_S, SLICE_ENTRIES = 0.5, 1024
@@ -50,6 +51,12 @@ MAX_COMPARED_PODS = 32
 CHOSEN, ROUND_ROBIN, LEAST_LOAD = "chosen", "round_robin", "least_load"
 ALTERNATIVES = (ROUND_ROBIN, LEAST_LOAD)
 PLACEMENTS = (CHOSEN, *ALTERNATIVES)
+COUNTED = (
+    of_decisions.PLACED_PROMPT_TOKENS,
+    of_decisions.PLACED_CACHED_TOKENS,
+    of_decisions.PREFILL_SAVED_S,
+    of_decisions.PREFILL_SAVED_GPU_S,
+)
 WINDOW_REQUESTS = 512
 MAX_ERROR = 0.03
 """Shadow caches are warm up to this error of the cached share."""
@@ -62,7 +69,6 @@ class ShadowCache:
 
     epoch: int
     gpus: int
-    """Of the pod."""
     held: dict[BlockHash, bytes] = field(default_factory=dict)
     blocks: int = 0
     shared: set[BlockHash] = field(default_factory=set)
@@ -108,30 +114,25 @@ def _equal_bytes(one: bytes, other: bytes) -> int:
 
 @dataclass(slots=True)
 class Watch:
-    """The latest requests of a model: tokens of all of them, and by placement of those that were followed."""
+    """The latest requests of a model. `real`: their number, prompt tokens and cached ones; `control`: both tokens of
+    those that were followed, by shadow caches. `new`: what was not counted yet, as in `COUNTED`."""
 
-    requests: float = 0.0
-    prompt_tokens: float = 0.0
-    cached_tokens: float = 0.0
-    followed_tokens: float = 0.0
-    control_tokens: float = 0.0
+    real: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    control: tuple[float, float] = (0.0, 0.0)
     new: dict[str, list[float]] = field(default_factory=lambda: {name: [0.0] * 4 for name in PLACEMENTS})
-    """Since the last count: prompt tokens, cached ones, milliseconds of pods and of GPUs that these saved."""
 
     def add(self, prompt_tokens: int, cached_tokens: int) -> None:
-        if self.requests > WINDOW_REQUESTS:
-            for name in ("requests", "prompt_tokens", "cached_tokens", "followed_tokens", "control_tokens"):
-                setattr(self, name, getattr(self, name) / 2)
-        self.requests += 1
-        self.prompt_tokens += prompt_tokens
-        self.cached_tokens += cached_tokens
+        requests, prompts, cached = self.real
+        if requests >= WINDOW_REQUESTS:
+            requests, prompts, cached = requests / 2, prompts / 2, cached / 2
+            self.control = self.control[0] / 2, self.control[1] / 2
+        self.real = requests + 1, prompts + prompt_tokens, cached + cached_tokens
 
     @property
     def error(self) -> float:
-        """The cached share of the control minus the real one; 1 if no request was followed."""
-        if not self.followed_tokens:
-            return 1.0
-        return self.control_tokens / self.followed_tokens - self.cached_tokens / self.prompt_tokens
+        """The cached share of the control minus the real one; 1 while either is not known."""
+        (_, prompts, cached), (followed, held) = self.real, self.control
+        return held / followed - cached / prompts if followed and prompts else 1.0
 
 
 class ShadowCaches:
@@ -156,7 +157,7 @@ class ShadowCaches:
         """By request in flight, the pods of the alternatives, and its tokens."""
         self._outstanding: defaultdict[PodId, int] = defaultdict(int)
         self._ended: list[PodId] = []
-        """Of requests that a scrape of the pod may still show: each counts as a token."""
+        """The pods whose last scrape may still show a request that has ended: each counts as a token."""
         self._answers: dict[BlockHash, int] = {}
         """By the last block of a prompt, its blocks with those of its answer."""
         self._requests = 0
@@ -167,14 +168,15 @@ class ShadowCaches:
         return sum(len(cache.held) for cache in self._caches.values())
 
     def decided(self, kept: RecordedDecision) -> None:
-        if kept.scene.key % self.sample == 0 and len(self._pending) < MAX_PENDING:
+        key = kept.scene.key
+        if key and key % self.sample == 0 and len(self._pending) < MAX_PENDING:
             self._pending.append((kept, None, ()))
 
     def ended(self, ended: EndedRequest) -> None:
         kept, outcome = ended.recorded, ended.outcome
-        if kept is None:
+        if kept is None or not kept.scene.key:
             return
-        if outcome.result == "ok" and outcome.served is not None and kept.scene.key:
+        if outcome.result == "ok" and outcome.served is not None:
             self.watches[outcome.model].add(outcome.prompt_tokens, cached_tokens_of(outcome))
         if kept.scene.key % self.sample == 0:
             self._pending.append((kept, outcome, ended.prompt.hashes if ended.prompt else ()))
@@ -238,7 +240,6 @@ class ShadowCaches:
         prompt = [(entry, marks[at * stride : (at + 1) * stride]) for at, entry in enumerate(blocks[::stride])]
         limit, shared = (facts.prompt_tokens - 1) // block, facts.shared_blocks // stride
 
-        watch.followed_tokens += facts.prompt_tokens
         for placement, pod in ((CHOSEN, chosen), (ROUND_ROBIN, in_turn), (LEAST_LOAD, least)):
             cache = self._cache(placement, pod)
             capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (block * self.sample)
@@ -247,13 +248,13 @@ class ShadowCaches:
                 held = max(held, self._answers.get(blocks[held - 1], 0))
             cached_tokens = min(held, limit) * block
             if placement is CHOSEN:
-                watch.control_tokens += cached_tokens
+                watch.control = watch.control[0] + facts.prompt_tokens, watch.control[1] + cached_tokens
                 cached_tokens = cached_tokens_of(outcome)
-            new, ms = watch.new[placement], pod.speed.compute_ms(0, cached_tokens)
+            new, saved_s = watch.new[placement], pod.speed.compute_ms(0, cached_tokens) / 1000
             new[0] += facts.prompt_tokens
             new[1] += cached_tokens
-            new[2] += ms
-            new[3] += ms * cache.gpus
+            new[2] += saved_s
+            new[3] += saved_s * cache.gpus
         self._answers[blocks[-1]] = (facts.prompt_tokens + (outcome.output_tokens or 1) - 1) // block
         return len(prompt)
 
@@ -274,8 +275,9 @@ class ShadowCaches:
             used = self._requests - UNUSED_REQUESTS
             self._caches = {at: one for at, one in self._caches.items() if one.last_request > used}
         while self.entries > most or self._followed_per_s > most_per_s:
-            self.sample, self._followed_per_s = self.sample * 2, self._followed_per_s / 2
-            self.watches.clear()
+            self.sample, self._followed_per_s = min(self.sample * 2, MAX_SAMPLE), self._followed_per_s / 2
+            for kept in (self.watches, self._pending, self._placed, self._outstanding, self._ended):
+                kept.clear()
             for cache in self._caches.values() if self.entries > most else ():
                 cache.evict((cache.blocks + 1) / 2)
 
@@ -283,14 +285,11 @@ class ShadowCaches:
         """Add what is new to the metrics, for the requests that were not followed, too."""
         for model, watch in self.watches.items():
             self._metrics[of_decisions.PLACED_ERROR].labels(model).set(watch.error)
-            scale = watch.prompt_tokens / max(watch.followed_tokens, 1.0) if self.sample > 1 else 1.0
+            scale = watch.real[1] / max(watch.control[0], 1.0) if self.sample > 1 else 1.0
             for placement in PLACEMENTS:
                 source = placement if abs(watch.error) <= MAX_ERROR else CHOSEN
-                prompt_tokens, cached_tokens, pod_ms, gpu_ms = (value * scale for value in watch.new[source])
-                self._metrics[of_decisions.PLACED_PROMPT_TOKENS].labels(model, placement).inc(prompt_tokens)
-                self._metrics[of_decisions.PLACED_CACHED_TOKENS].labels(model, placement).inc(cached_tokens)
-                self._metrics[of_decisions.PREFILL_SAVED_S].labels(model, placement).inc(pod_ms / 1000)
-                self._metrics[of_decisions.PREFILL_SAVED_GPU_S].labels(model, placement).inc(gpu_ms / 1000)
+                for declared, value in zip(COUNTED, watch.new[source], strict=True):
+                    self._metrics[declared].labels(model, placement).inc(value * scale)
             watch.new = {name: [0.0] * 4 for name in PLACEMENTS}
 
 

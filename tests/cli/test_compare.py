@@ -1,4 +1,4 @@
-"""`warmroute compare` simulates policies on recorded traffic, beside what was recorded."""
+"""`warmroute compare` simulates policies on recorded traffic, next to what was recorded."""
 
 from __future__ import annotations
 

@@ -217,14 +217,14 @@ def test_a_pod_that_restarts_has_empty_shadow_caches() -> None:
     traffic.serve(hashes(1, 40), "a")
     traffic.pods = {name: pod(name, speed=FAST, epoch=2) for name in "abc"}
     traffic.serve(hashes(1, 40), "a", 0)
-    assert traffic.shadows.watches["m"].control_tokens == traffic.counted()["chosen"] == 0
+    assert traffic.shadows.watches["m"].control[1] == traffic.counted()["chosen"] == 0
 
 
 # --- bounds ---
 
 
 def test_more_entries_than_fit_halve_the_sample_and_the_shares_stay() -> None:
-    """Of 600 documents with a common beginning, popular and rare ones, on pods that do not hold all of them."""
+    """There are 600 documents with a common beginning, popular and rare ones, and pods do not hold all of them."""
 
     def shares(**limits: Any) -> tuple[ShadowCaches, dict[str, float]]:
         traffic, random = Traffic(1500 * ENTRY_TOKENS // 3, **limits), Random(1)
@@ -254,8 +254,13 @@ def test_a_sample_is_followed_where_many_requests_come() -> None:
     traffic = Traffic(max_followed_per_s=10.0)
     for number in range(400):
         traffic.serve(hashes(number, 4), "a")
+    in_flight = [traffic.decided(hashes(number, 4)) for number in range(100, 120)]
     traffic.counted()
     assert traffic.shadows.sample >= 8
+    for one in in_flight:
+        traffic.end(one, "a")
+    traffic.counted()
+    assert not traffic.shadows._placed and not any(traffic.shadows._outstanding.values())
     pending = len(traffic.shadows._pending)
     for number in range(400):
         traffic.serve(hashes(number, 4), "a")

@@ -37,7 +37,7 @@ class RequestOutcome:
     waited_ms: float = 0.0
     """Until it was sent to a pod or refused."""
     prefill_ms: float = 0.0
-    """Of the prompt tokens that its pod computed."""
+    """The time of the prompt tokens that its pod computed."""
     idle_prefill_ms: float = 0.0
     """Prefill of the whole prompt on an idle pod."""
 
