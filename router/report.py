@@ -29,6 +29,8 @@ GLOSSARY: Mapping[str, str] = {
     "p99 ms": "99th percentile of the time to first token",
     "TPOT p50 ms": "median time per output token after the first",
     "TPOT p99 ms": "99th percentile of the time per output token after the first",
+    "prefill s": "seconds in which pods computed prompts",
+    "refused": "requests that were refused",
     "SLO": "share of requests that meet it; refused ones, and those that would have followed them, do not",
     "goodput": "requests a second that meet the SLO",
     "good": "share of requests within the objective; a failed request is not",

@@ -122,8 +122,8 @@ STAGES = (
     " late."
 )
 WORTH = (
-    "Seconds of prefill per second, estimated from the latest requests and the pods' calibrated coefficients. chosen:"
-    " where requests were sent. round_robin: what the caches as they are would have saved, had pods been used in turn."
+    "By the pods' calibrated coefficients. chosen: where requests were sent. round_robin, least_load: with the caches"
+    " that pods would have then. These equal chosen while the error is above 3 points."
 )
 EVICTED = "Learnt number of requests that would have used an evicted block: above 0.5, larger caches pay."
 
@@ -209,6 +209,9 @@ HITS = Dashboard(
                 _tenant_hits(),
                 _rate("Decisions by reason", "reqps", of_decisions.DECISIONS, "plan reason"),
                 _rate("Prefill that hits saved", "s", of_decisions.PREFILL_SAVED_S, "model placement", WORTH),
+                _rate("Their tokens", "short", of_decisions.PLACED_CACHED_TOKENS, "model placement", WORTH),
+                _rate("Prompt tokens of these", "short", of_decisions.PLACED_PROMPT_TOKENS, "model placement"),
+                _gauge("Error of their cached share", "percentunit", "max", of_decisions.PLACED_ERROR, "model"),
                 _quantiles("Depth of prefixes in tokens", of_requests.PREFIX_DEPTH, "model", unit="short"),
                 _quantiles("Interval between uses of a prefix", of_requests.REUSE_INTERVAL_S, "model"),
                 _gauge("Evicted blocks needed again", "none", "max", of_decisions.EVICTED_REUSE, "model", EVICTED),

@@ -44,7 +44,8 @@ LABELS = {
     "model": "Models of the configuration and of pods; empty where a request names none of them",
     "phase": "The seven phases of a request",
     "pod": "Pods of the fleet; a pod's series leave with it",
-    "placement": "`chosen`: where requests were sent; or `round_robin`: to all pods in turn",
+    "placement": "`chosen`: where requests were sent; `round_robin`: to all pods in turn; or `least_load`: to the pod"
+    " with the fewest outstanding prompt tokens",
     "plan": "`direct`, `pull` or `split`",
     "policy": "Policies of the configuration; empty where a request ended before it was decided",
     "pool": "Pools of pods: `pool` in the configuration, or the label `warmroute.dev/pool`",

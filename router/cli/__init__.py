@@ -17,6 +17,7 @@ COMMANDS = {
     "publish": ("router.cli.publish:publish_command", "Publish the blocks of a cache tier to the cluster index."),
     "demo": ("router.cli.demo:demo_command", "Compare three policies on a fleet of mock engines."),
     "simulate": ("router.cli.simulate:simulate_command", "Compare policies on a simulated fleet."),
+    "compare": ("router.cli.compare:compare_command", "Does it pay on recorded traffic? Simulate policies on it."),
     "plan": ("router.cli.simulate:plan_command", "Estimate how many pods a load needs for an SLO."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),

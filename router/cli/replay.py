@@ -1,6 +1,6 @@
 """`warmroute replay`: decides recorded requests again with other policies.
 
-Compares each new decision with the recorded choice. The cost terms of the new policy price both.
+Compares each new decision with the recorded choice. Whether that pays, `warmroute compare` says.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from router.observe.receipt_lines import read_lines, recorded
 from router.policy.price import Choice
 from router.policy.recording import RecordedScene
 from router.policy.review import Review, review
+
+LIMIT = (
+    "Each request is decided alone, with the caches as they were; under another policy, later ones would find others. "
+    "Does it pay? `warmroute compare` says."
+)
 
 
 def replay_command(
@@ -79,19 +84,12 @@ class RecordedChoices:
 
 
 def page(found: Review) -> RenderableType:
-    parts: list[RenderableType] = [printable(found), Padding(_times(found), (1, 0))]
+    parts: list[RenderableType] = [printable(found), LIMIT]
     if found.moves:
-        parts.append(_moves(found))
+        parts.append(Padding(_moves(found), (1, 0, 0, 0)))
     if found.largest:
         parts.append(Padding(_largest(found), (1, 0, 0, 0)))
     return Group(*parts)
-
-
-def _times(found: Review) -> Table:
-    table = folded_table("expected time to first token, ms", numbers=("mean", "p50", "p99"), box=None)
-    for label, times in (("recorded", found.before), (f"with {found.policy}", found.after)):
-        table.add_row(label, *(f"{ms:,.2f}" for ms in msgspec.structs.astuple(times)))
-    return table
 
 
 def _moves(found: Review) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -69,6 +69,7 @@ class RecentDecisions:
     size: int = MAX_DECISIONS
     prompts: bool = False
     writer: ReceiptWriter | None = None
+    on_decided: Callable[[RecordedDecision], None] = lambda _: None
     _decisions: OrderedDict[str, RecordedDecision] = field(default_factory=OrderedDict)
 
     def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
@@ -79,6 +80,7 @@ class RecentDecisions:
         self._decisions.move_to_end(scene.request.id)
         if len(self._decisions) > self.size:
             self._decisions.popitem(last=False)
+        self.on_decided(recorded)
         return recorded
 
     def settle(self, ended: EndedRequest) -> None:
@@ -96,10 +98,6 @@ class RecentDecisions:
 
     def find(self, request_id: str) -> RecordedDecision | None:
         return self._decisions.get(request_id)
-
-    def ended(self, count: int) -> list[RecordedDecision]:
-        """Up to `count` of the newest decisions whose requests have ended, newest first."""
-        return list(islice((one for one in reversed(self._decisions.values()) if one.outcome is not None), count))
 
     def in_flight_tokens(self) -> dict[str, int]:
         """Prompt tokens by tenant of requests that have not ended, of the latest `MAX_DECISIONS`."""

@@ -66,6 +66,11 @@ def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     return found
 
 
+def ready_pods(fleet: FleetSnapshot, model: str) -> Eligible:
+    """The eligible pods of a prompt that fits every pod; none if no pod is ready. O(1) but once per snapshot."""
+    return _serving(fleet, model).of_all
+
+
 @lru_cache(maxsize=SNAPSHOTS)
 def _serving(fleet: FleetSnapshot, model: str) -> _Serving:
     ready = [s for s in fleet.pods if s.state is PodState.READY and s.pod.serves(model)]

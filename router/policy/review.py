@@ -1,17 +1,16 @@
 """What would another policy have decided?
 
-Decides scenes again and reports which choices differ, how the expected time to first token changes, and which pods gain
-and lose requests. Both choices of a scene are priced with the same terms, those that are time until the first token, so
-that policies with different terms can be compared. Used by the dry run of a reload and by
-`warmroute replay`.
+Decides scenes again and reports which choices differ, and which pods gain and lose requests. Both choices of a scene
+are priced with the same terms, those that are time until the first token, so that policies with different terms can be
+compared: as long as caches are what they were, so for the first requests after a reload, not for good. Used by the dry
+run of a reload and by `warmroute replay`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from heapq import nlargest
-from math import ceil
 
 import msgspec
 
@@ -30,14 +29,6 @@ YARDSTICK = parse_policy(
         "picker": {"lowest_cost": {}},
     }
 )
-
-
-class Times(msgspec.Struct, frozen=True):
-    """Expected times to first token, in milliseconds."""
-
-    mean_ms: float = 0.0
-    p50_ms: float = 0.0
-    p99_ms: float = 0.0
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -64,29 +55,23 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Review(msgspec.Struct, frozen=True):
-    """What changes between two policies. `before` and `after` cover the scenes that both can serve."""
+    """What changes between two policies."""
 
     policy: str
     decisions: int
     changed: int
     refused: int
     """Requests that the old policy serves and the new one refuses."""
-    before: Times
-    after: Times
+    ttft_ratio: float
+    """Mean expected time to first token of the scenes that both serve, relative to before: with the caches of then."""
     moves: tuple[Move, ...]
     """Most frequent first."""
     largest: tuple[Change, ...]
     """The changes with the largest difference in time."""
 
-    @property
-    def ttft_ratio(self) -> float:
-        """Mean expected time to first token after the change, relative to before."""
-        return self.after.mean_ms / self.before.mean_ms if self.before.mean_ms else 1.0
-
     def __str__(self) -> str:
-        p99 = f"{self.after.p99_ms / self.before.p99_ms - 1:+.0%}" if self.before.p99_ms else "unknown"
         refused = f"; {self.refused:,} would be refused" if self.refused else ""
-        return f"{self.changed:,} of {self.decisions:,} decisions would change; predicted TTFT p99 {p99}{refused}"
+        return f"{self.changed:,} of {self.decisions:,} decisions would change{refused}"
 
 
 def review(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *, limit: int = 10) -> Review:
@@ -95,14 +80,14 @@ def review(decided: Iterable[tuple[Scene, Choice | None, Policy]], name: str, *,
     rows = [_row(scene, was, chosen(scene, new)) for scene, was, new in decided]
     changed = [row for row in rows if row.was != row.now]
     both = [(row.was_ms, row.now_ms) for row in rows if row.was_ms is not None and row.now_ms is not None]
+    before_ms, after_ms = (sum(times_ms) for times_ms in (zip(*both, strict=True) if both else ((), ())))
     moves = Counter((_name(row.was), _name(row.now)) for row in changed)
     return Review(
         policy=name,
         decisions=len(rows),
         changed=len(changed),
         refused=sum(row.now is None for row in changed),
-        before=_times([was_ms for was_ms, _ in both]),
-        after=_times([now_ms for _, now_ms in both]),
+        ttft_ratio=after_ms / before_ms if before_ms else 1.0,
         moves=tuple(Move(was, now, requests) for (was, now), requests in moves.most_common(limit)),
         largest=tuple(nlargest(limit, changed, key=lambda change: abs(change.change_ms))),
     )
@@ -123,11 +108,3 @@ def _row(scene: Scene, was: Choice | None, now: Choice | None) -> Change:
 
 def _name(choice: Choice | None) -> str:
     return str(choice) if choice else "refused"
-
-
-def _times(values_ms: Sequence[float]) -> Times:
-    if not values_ms:
-        return Times()
-    ranked = sorted(values_ms)
-    p50_ms, p99_ms = (ranked[ceil(share * len(ranked)) - 1] for share in (0.5, 0.99))
-    return Times(sum(ranked) / len(ranked), p50_ms, p99_ms)

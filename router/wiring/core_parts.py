@@ -16,6 +16,7 @@ from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
+from router.observe.shadow_caches import ShadowCaches
 from router.observe.tracing import trace_ended
 from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
@@ -38,10 +39,17 @@ SYSTEM_CLOCK = Clock(time.monotonic, time.time)
 
 
 def observers(
-    metrics: Metrics, recent: RecentDecisions, log: RequestLog | None = None, usage: UsageWriter | None = None
+    metrics: Metrics,
+    recent: RecentDecisions,
+    log: RequestLog | None = None,
+    usage: UsageWriter | None = None,
+    shadows: ShadowCaches | None = None,
 ) -> Observers:
     """What records requests. `usage`: of the file of usage, if there is one."""
     sinks: list[EndingSink] = [metrics.ended, recent.settle, trace_ended]
+    if shadows is not None:
+        recent.on_decided = shadows.decided
+        sinks.append(shadows.ended)
     if usage is not None:
         sinks.append(usage.ended)
     if log is not None:

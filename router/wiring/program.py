@@ -43,10 +43,10 @@ from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
-from router.observe.hit_worth import HitWorth
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.receipts import RecordedDecision
+from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
 from router.request.core import Core, Routing, build_core
@@ -124,6 +124,7 @@ class Program:
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
         self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
         self._usage = usage_writer(config.usage, self.metrics)
+        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         feed, responses = self._quota_feed, self.pods.responses
@@ -149,7 +150,7 @@ class Program:
 
     def _build_core(self) -> Core:
         config, pods = self._config, self.pods
-        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage)
+        recording = observers(self.metrics, self.records.recent, self._request_log, self._usage, self._shadows)
         charges = None
         if config.tenants is not None:
             on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
@@ -188,7 +189,6 @@ class Program:
             self.pods.cluster.observe if self.pods.cluster else None,
             self.pods.sources.statuses,
             self.prompts.cache_bytes,
-            HitWorth(self.records.recent, self.metrics, self.pods.gpus_of),
             self.records.recent.in_flight_tokens,
             self.pods.matching_of,
         )
@@ -281,6 +281,7 @@ class Program:
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
+            "shadow caches": self._shadows.run,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics[of_process.LOOP_LAG_S].labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),

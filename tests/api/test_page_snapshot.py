@@ -29,10 +29,10 @@ from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
 from router.observe.declared import of_pods
 from router.observe.ended import EndedRequest
-from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
 from router.observe.recent_decisions import RecentDecisions
+from router.observe.shadow_caches import ShadowCaches
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.policy.decide import decide
@@ -51,6 +51,8 @@ class Page:
     def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
         self.fleet, self.metrics, self.recent = Fleet(), Metrics(), RecentDecisions()
+        self.shadows = ShadowCaches(self.metrics, lambda _: 8)
+        self.recent.on_decided = self.shadows.decided
         self.fleet.sync([pod(name) for name in pods])
         store = LocalStore()
 
@@ -62,7 +64,6 @@ class Page:
             store,
             Calibrator(Calibration(), self.metrics, Links()),
             ScalingView(self.fleet, ledger, ScalingTargets(), 0.0),
-            worth=HitWorth(self.recent, self.metrics, lambda _: 8),
             in_flight_tokens=self.recent.in_flight_tokens,
         )
         self.source = PageSource(
@@ -94,8 +95,8 @@ class Page:
         request_that_ended = EndedRequest(
             outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt, workload=workload
         )
-        self.recent.settle(request_that_ended)
-        self.metrics.ended(request_that_ended)
+        for sink in (self.recent.settle, self.metrics.ended, self.shadows.ended):
+            sink(request_that_ended)
 
     async def shown(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(await self.source.snapshot())
@@ -194,17 +195,20 @@ async def test_the_hottest_prefixes_are_shown_with_what_they_saved(tmp_path: Pat
     assert (found["requests"], found["hits"], found["saved_tokens"]) == (1, 1, 64)
 
 
-async def test_what_hits_saved_is_counted_when_the_page_is_shown(tmp_path: Path) -> None:
-    """In seconds of pods and of their GPUs, with the price of these."""
+async def test_what_hits_saved_is_shown_with_its_error(tmp_path: Path) -> None:
+    """In seconds of pods and of their GPUs, with the price of these, and how far shadow caches are from the real ones:
+    here these were full before."""
     page = Page(tmp_path, "a", "b", facts=PageFacts(price=2.5, currency="EUR"))
+    assert (await page.shown())["placed_error"] is None
     page.serve("ours", cached_tokens=640)
+    assert not list(page.shadows.follow())
     found = await page.shown()
     saved, gpus = found["since_start"]["saved_s"], found["since_start"]["saved_gpu_s"]
     assert saved["chosen"] == pytest.approx(pod("a").speed.compute_ms(0, 640) / 1000)
     assert gpus["chosen"] == pytest.approx(8 * saved["chosen"])
-    assert saved["round_robin"] == 0
+    assert found["placed_error"] == pytest.approx(0.64) and saved["round_robin"] == saved["chosen"]
+    assert found["since_start"]["placed_shares"]["chosen"] == pytest.approx(0.64, rel=0.01)
     assert (found["price"], found["currency"]) == (2.5, "EUR")
-    assert (await page.shown())["since_start"]["saved_s"] == saved, "counted once"
 
 
 async def test_files_that_are_not_in_use_are_shown_with_the_time_since_when(tmp_path: Path) -> None:

@@ -37,14 +37,15 @@ def receipts(tmp_path: Path) -> Path:
 def test_the_policy_that_decided_changes_nothing(typed: Typed, receipts: Path) -> None:
     """Also after the policies have changed."""
     ended = typed("replay", receipts, "--policy", "cost_aware")
-    assert ended.code == 0 and "0 of 10 decisions would change; predicted TTFT p99 +0%" in ended.out
+    assert ended.code == 0 and "0 of 10 decisions would change" in ended.out
 
 
 def test_another_policy_is_compared_in_tables(typed: Typed, receipts: Path) -> None:
-    """Times before and after, moves by pod, the largest changes."""
+    """Moves by pod, and the largest changes. No mean time: later requests would find other caches."""
     ended = typed("replay", receipts, "--policy", "least_load", "--limit", 3)
     assert ended.code == 0 and "10 of 10 decisions would change" in ended.out
-    assert "recorded" in ended.out and "with least_load" in ended.out
+    assert "with the caches as they were" in ended.out and "`warmroute compare`" in ended.out
+    assert "expected time to first token" not in ended.out and "%" not in ended.out
     assert ended.out.count("req-") == 3
 
 
@@ -68,7 +69,7 @@ def test_a_policy_may_be_a_file_and_the_answer_json(typed: Typed, receipts: Path
     found = json.loads(ended.out)
     assert (found["policy"], found["decisions"], found["changed"], found["refused"]) == ("mine", 10, 10, 0)
     assert found["moves"] == [{"was": "a", "now": "b", "requests": 10}]
-    assert found["after"]["mean_ms"] > found["before"]["mean_ms"]
+    assert found["largest"][0]["now_ms"] > found["largest"][0]["was_ms"] and "before" not in found
 
 
 def test_a_folder_decides_each_request_by_the_policy_that_matches_it(

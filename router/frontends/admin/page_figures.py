@@ -38,6 +38,9 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_decisions.TTFT_ERROR: (),
     of_decisions.EVICTED_SOON_TOKENS: ("model",),
     of_decisions.EVICTED_SOON_S: ("model",),
+    of_decisions.PLACED_PROMPT_TOKENS: ("placement",),
+    of_decisions.PLACED_CACHED_TOKENS: ("placement",),
+    of_decisions.PLACED_ERROR: ("model",),
     of_decisions.PREFILL_SAVED_S: ("placement",),
     of_decisions.PREFILL_SAVED_GPU_S: ("placement",),
     of_pods.TRANSFER_SLOWDOWN: ("link",),
@@ -82,7 +85,8 @@ class MetricsGrowth:
 
     def figures(self) -> dict[str, Any]:
         """What the page shows of the time between two snapshots. Failures: requests that failed, unless their client
-        left. `saved_s`: prefill seconds of pods that hits saved, by placement; `saved_gpu_s`: of their GPUs.
+        left. By placement: `placed_shares` of prompt tokens that caches have or would have, `saved_s` prefill seconds
+        of pods that hits saved, `saved_gpu_s` of their GPUs.
         `degraded`: matches without the cluster index. `reuse_s`: times between two uses of a prefix, by model.
         `evicted_tokens` were evicted too soon, by model; `evicted_s`: their prefill."""
         classes = self._classes()
@@ -93,6 +97,7 @@ class MetricsGrowth:
             "ttft_s": self._quantiles(of_requests.TTFT_S, lambda _: "")[""],
             "ttft_error": self._quantiles(of_decisions.TTFT_ERROR)[""],
             "token_shares": self.token_shares(),
+            "placed_shares": self._placed_shares(),
             "saved_s": self._values(of_decisions.PREFILL_SAVED_S),
             "saved_gpu_s": self._values(of_decisions.PREFILL_SAVED_GPU_S),
             "phases_s": self._quantiles(of_requests.PHASE_S),
@@ -119,6 +124,11 @@ class MetricsGrowth:
             tokens = self._values(whole)[""]
             found[line] = min(self._values(part)[""] / tokens, 1.0) if tokens else None
         return found
+
+    def _placed_shares(self) -> dict[str, float]:
+        cached = self._values(of_decisions.PLACED_CACHED_TOKENS)
+        tokens = self._values(of_decisions.PLACED_PROMPT_TOKENS)
+        return {placement: cached[placement] / whole for placement, whole in tokens.items() if whole}
 
     def _classes(self) -> dict[str, dict[str, Any]]:
         """A request failed if its result is an error and its client did not leave."""

@@ -31,7 +31,7 @@ from router.frontends.admin.page_notices import (
     latest_ratios,
 )
 from router.frontends.admin.views import MetricsPage, kv_events_state
-from router.observe.declared import of_process, of_requests
+from router.observe.declared import of_decisions, of_process, of_requests
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
 from router.observe.receipts import RecordedDecision
@@ -127,6 +127,7 @@ class PageSource:
                 "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
+                "placed_error": max((abs(one) for _, (one,) in metrics[of_decisions.PLACED_ERROR.name]), default=None),
                 "price": self.facts.price,
                 "currency": self.facts.currency,
                 "policies": self._policies(),
@@ -135,7 +136,7 @@ class PageSource:
         )
 
     async def _metrics(self) -> dict[str, MetricRows]:
-        await self.gauges.observe_requests()
+        self.gauges.observe_requests()
         shown: dict[str, MetricRows] = {}
         for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:

@@ -18,7 +18,6 @@ from router.fleet.scaling import ScalingView
 from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.exposition import TextFormat
 from router.observe.fast_metrics import Labels
-from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
 from router.observe.pool_metrics import replace_pools
 from router.policy.calibrator import Calibrator
@@ -119,7 +118,6 @@ class MetricsPage:
     discovery: Iterable[SourceStatus] = ()
     prompt_cache_bytes: Callable[[], Mapping[str, int]] = dict
     """By model."""
-    worth: HitWorth | None = None
     in_flight_tokens: Callable[[], Mapping[str, int]] = dict
     """By tenant."""
     matching_of: Callable[[Pod], tuple[Matching, str]] = lambda _: (Matching.EVENTS, "")
@@ -147,14 +145,12 @@ class MetricsPage:
         self.metrics[of_decisions.EVICTED_REUSE].replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
-        await self.observe_requests()
+        self.observe_requests()
 
-    async def observe_requests(self) -> None:
+    def observe_requests(self) -> None:
         """Update those that follow from the latest requests."""
         self.metrics.by_class.observe_in_flight(self.in_flight_tokens())
         self.metrics.observe_evicted(self.store.evicted.soon_tokens(), self.fleet.snapshot)
-        if self.worth:
-            await self.worth.observe()
 
     async def render(self, text_format: TextFormat) -> bytes:
         await self.observe()

@@ -60,9 +60,26 @@ EVICTED_REUSE = gauge(
     "model",
 )
 
+PLACED_PROMPT_TOKENS = counter(
+    "warmroute_placed_prompt_tokens",
+    "Prompt tokens of the requests that shadow caches follow.",
+    "model placement",
+)
+PLACED_CACHED_TOKENS = counter(
+    "warmroute_placed_cached_tokens",
+    "Those of them that caches had, and would have had under another placement, by shadow caches.",
+    "model placement",
+)
+PLACED_ERROR = gauge(
+    "warmroute_placed_error_ratio",
+    "Cached share by shadow caches of the chosen placement minus the real one, of the latest requests. Beyond 0.03"
+    " either way, as after a restart, other placements count as equally good.",
+    "model",
+)
 PREFILL_SAVED_S = counter(
     "warmroute_prefill_saved_seconds",
-    "Seconds of prefill that cached prefixes saved, estimated from the latest requests by calibrated coefficients.",
+    "Seconds of prefill that cached prefixes saved, by calibrated coefficients; of other placements with the caches"
+    " that these would have had.",
     "model placement",
 )
 PREFILL_SAVED_GPU_S = counter(
@@ -79,5 +96,5 @@ POLICY_RELOAD_FAILED = gauge(
 POLICY_RELOAD_TTFT = gauge(
     "warmroute_policy_reload_ttft_ratio",
     "Mean expected time to first token of recent decisions by the policies of the last reload, relative to those before"
-    " it; 1 if nothing changed.",
+    " it, with the caches as they were: later requests find others. 1 if nothing changed.",
 )

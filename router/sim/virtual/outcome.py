@@ -36,6 +36,8 @@ class RequestOutcome:
     refused: str = ""
     waited_ms: float = 0.0
     """Until it was sent to a pod or refused."""
+    prefill_ms: float = 0.0
+    """The time of the prompt tokens that its pod computed."""
     idle_prefill_ms: float = 0.0
     """Prefill of the whole prompt on an idle pod."""
 
@@ -95,6 +97,8 @@ class RunFigures:
     regret_mean_ms: float
     preemptions: int
     busy_share: float
+    prefill_s: float
+    """In which pods computed prompts."""
     cached_share_by_kind: Mapping[str, float]
 
     @property
@@ -153,6 +157,7 @@ def figures(run: Run, slo: Slo, slo_by_kind: Mapping[str, Slo] = MappingProxyTyp
         regret_mean_ms=float(regret_ms.mean()) if len(regret_ms) else math.nan,
         preemptions=sum(pod.preemptions for pod in run.pods.values()),
         busy_share=sum(pod.busy_ms for pod in run.pods.values()) / max(len(run.pods) * run.duration_ms, 1e-9),
+        prefill_s=sum(one.prefill_ms for one in good) / 1000,
         cached_share_by_kind={
             kind: cached_share(one for one in good if one.kind == kind) for kind in sorted({one.kind for one in good})
         },

@@ -19,6 +19,7 @@ import msgspec
 from router.errors import ConfigError
 from router.hashing import hash_blocks
 from router.observe.receipt_lines import decoded_lines
+from router.observe.receipts import Receipt
 from router.types import BlockHash
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -146,19 +147,24 @@ def mooncake_traffic(
     return _open_loop(MOONCAKE_BLOCK_TOKENS, sessions)
 
 
-def receipts_traffic(receipts: Sequence[ReceiptLine], *, speedup: float = 1.0) -> Traffic:
-    """Open-loop traffic at the recorded times. Raises `ConfigError` without receipts, or if block sizes differ."""
-    sizes = {one.block_size_tokens for one in receipts}
-    if len(sizes) != 1:
+def receipts_traffic(
+    receipts: Sequence[ReceiptLine | Receipt], *, speedup: float = 1.0, jitter_s: float = 0.0, seed: int = 0
+) -> Traffic:
+    """Open-loop traffic at the recorded times, in the largest block size of the receipts. Raises `ConfigError` without
+    receipts, or if another size does not divide that one."""
+    largest = max((one.block_size_tokens for one in receipts), default=0)
+    sizes = sorted({one.block_size_tokens for one in receipts})
+    if not largest or any(largest % size for size in sizes):
         raise ConfigError(
-            f"receipts: all must have one block size; {len(receipts)} usable receipts have sizes {sorted(sizes)}"
+            f"receipts: all must have one block size or parts of it; {len(receipts)} usable receipts have sizes {sizes}"
         )
-    first_s = min(one.at_s for one in receipts)
-    sessions = [
-        _session((one.at_s - first_s) / speedup, one.prompt_tokens, one.output_tokens or 1, one.blocks, one.model)
-        for one in receipts
-    ]
-    return _open_loop(sizes.pop(), sessions)
+    random, first_s = Random(seed), min(one.at_s for one in receipts)
+    sessions = []
+    for one in receipts:
+        start_s, stride = one.at_s - first_s + random.uniform(0, jitter_s), largest // one.block_size_tokens
+        blocks = one.blocks[stride - 1 :: stride]
+        sessions.append(_session(start_s / speedup, one.prompt_tokens, one.output_tokens or 1, blocks, one.model))
+    return _open_loop(largest, sessions)
 
 
 def _session(

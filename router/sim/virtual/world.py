@@ -277,7 +277,9 @@ class World:
     def _on_first_token(self, job: Job, pod_id: PodId) -> None:
         turn: SessionTurn = job.tag
         if pod_id == (turn.context.prefill_pod or turn.outcome.pod):
-            turn.outcome.cached_tokens = job.cached_tokens or 0
+            cached_tokens = turn.outcome.cached_tokens = job.cached_tokens or 0
+            speed = self._pods[pod_id].config.speed
+            turn.outcome.prefill_ms = speed.compute_ms(cached_tokens, turn.request.prompt_tokens)
         if not turn.awaits_handoff(pod_id):
             self._after_overhead(self._stream, turn, pod_id)
 

@@ -142,7 +142,25 @@ def test_an_invalid_receipt_is_reported(tmp_path: Path) -> None:
         read_receipts(path)
 
 
-@pytest.mark.parametrize("sizes", [[], [16, 32]], ids=["none usable", "two sizes"])
+def test_receipts_of_two_versions_are_read_in_the_larger_block_size(tmp_path: Path) -> None:
+    """Chain hashes cover all before them, so the others of a prompt are left out."""
+    finer = RECEIPT | {"block_size_tokens": 8, "blocks": [4, 5, 55, 6]}
+    traffic = receipts_traffic(read_receipts(jsonl(tmp_path, json.dumps(RECEIPT), json.dumps(finer))))
+    assert traffic.block_size_tokens == 16
+    assert [list(session.requests[0].blocks) for session in traffic.sessions] == [[5, 6], [5, 6]]
+
+
+def test_a_seed_delays_receipts_by_its_own_jitter(tmp_path: Path) -> None:
+    receipts = read_receipts(jsonl(tmp_path, *(json.dumps(RECEIPT | {"at_s": 100.0 + 9 * at}) for at in range(3))))
+    one, other, plain = (
+        starts(list(receipts_traffic(receipts, jitter_s=jitter, seed=seed).sessions))
+        for jitter, seed in ((1.0, 1), (1.0, 2), (0.0, 1))
+    )
+    assert plain == [0.0, 9.0, 18.0] and one != other
+    assert all(0 <= found - at <= 1 for found, at in zip(one, plain, strict=True))
+
+
+@pytest.mark.parametrize("sizes", [[], [16, 24]], ids=["none usable", "two sizes"])
 def test_receipts_need_one_block_size(tmp_path: Path, sizes: list[int]) -> None:
     """Blocks of different sizes cannot be compared."""
     path = jsonl(
