@@ -28,7 +28,7 @@ OTHER_TEXT = (
     "You are a helpful assistant. Answer in plain words, call tools where it helps, and think first. Rules: be short;"
     ' be exact; never guess. The quick brown fox jumps over 12 lazy dogs. {"a": [1, 2.5, null]}'
 )
-"""Of its tokens, other prompts are made: an answer must not depend on what is before the question."""
+"""Other prompts are made of its tokens: an answer must not depend on what is before the question."""
 
 Sample = tuple[list[int], list[int]]
 """The tokens of a prompt, and of its answer."""
