@@ -50,7 +50,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"autoscaling": {"hpa": {"enabled": True}, "keda": {"enabled": True}}}, "hpa and keda are both enabled"),
     ({"autoscaling": {"minReplicas": 5, "maxReplicas": 4, "hpa": {"enabled": True}}}, "minReplicas (5) exceeds"),
     ({"autoscaling": {"keda": {"enabled": True, "fallbackReplicas": 1}}}, "a gap of metrics would remove routers"),
-    ({"replicaCount": 2, "podDisruptionBudget": {"minAvailable": 2}}, "minAvailable: 2 of 2 routers lets no node drain"),
+    ({"replicaCount": 2, "podDisruptionBudget": {"minAvailable": 2}}, "2 of 2 routers lets no node drain"),
     (
         {"replicaCount": 2, "podDisruptionBudget": {"minAvailable": "100%"}},
         "minAvailable: 100% of 2 routers lets no node drain",
