@@ -178,7 +178,7 @@ RULES: Mapping[str, Schema] = {
         "propertyNames": {"pattern": "^[a-z0-9][a-z0-9_.-]*$"},
         "additionalProperties": {"type": "object"},
     },
-    "replicaCount": at_least(0),
+    "replicaCount": {"type": ["integer", "null"], "minimum": 0},
     "tokenizers": {"type": "array", "items": TOKENIZER},
     "hub.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
     "hub.tokenSecret.name": NAME,

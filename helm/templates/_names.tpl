@@ -13,6 +13,12 @@
 {{- end -}}
 {{- end -}}
 
+{{/* The number of routers. Ignored with an autoscaler. */}}
+{{- define "warmroute.replicas" -}}
+{{- $isShared := dig "index" "redis" "url" "" (fromYaml (include "warmroute.config" .)) -}}
+{{- kindIs "invalid" .Values.replicaCount | ternary (ternary 2 1 (not (empty $isShared))) .Values.replicaCount -}}
+{{- end -}}
+
 {{/* The labels by which objects select pods: (list . COMPONENT). They never change. */}}
 {{- define "warmroute.selector" -}}
 {{- $root := index . 0 -}}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,11 +30,23 @@ def router(rendered: Rendered) -> Object:
 # --- the number of routers ---
 
 
+SHARED = {"config": {"index": {"redis": {"url": "redis://redis:6379/0"}}}}
+
+
+@pytest.mark.parametrize(
+    ("values", "routers"),
+    [({}, 1), (SHARED, 2), ({"valkey": {"enabled": True}}, 2), ({"replicaCount": 3}, 3), ({"replicaCount": 0}, 0)],
+)
+def test_without_a_number_there_is_one_router_and_with_a_shared_index_two(values: dict[str, Any], routers: int) -> None:
+    """Two routers without a shared index know half of the requests in flight, and grant each quota twice."""
+    assert minimal(values).one("Deployment", "router")["spec"]["replicas"] == routers
+
+
 def test_one_router_has_no_disruption_budget() -> None:
     """It would either never let the node drain, or change nothing."""
-    assert minimal().all("PodDisruptionBudget")
-    assert not minimal({"replicaCount": 1}).all("PodDisruptionBudget")
-    assert not minimal({"podDisruptionBudget": {"enabled": False}}).all("PodDisruptionBudget")
+    assert minimal({"replicaCount": 2}).all("PodDisruptionBudget")
+    assert not minimal().all("PodDisruptionBudget")
+    assert not minimal({"replicaCount": 2, "podDisruptionBudget": {"enabled": False}}).all("PodDisruptionBudget")
 
 
 def test_autoscaling_counts_its_least_routers_for_the_budget() -> None:
@@ -42,7 +56,7 @@ def test_autoscaling_counts_its_least_routers_for_the_budget() -> None:
 
 @pytest.mark.parametrize("scaler", ["hpa", "keda"])
 def test_an_autoscaler_alone_sets_the_number_of_routers(scaler: str) -> None:
-    assert minimal().one("Deployment")["spec"]["replicas"] == 2
+    assert minimal().one("Deployment")["spec"]["replicas"] == 1
     scaled = minimal({"autoscaling": {scaler: {"enabled": True}}})
     assert "replicas" not in scaled.one("Deployment")["spec"]
     assert len(scaled.all("HorizontalPodAutoscaler")) + len(scaled.all("ScaledObject")) == 1
@@ -444,10 +458,35 @@ def notes(**values: Any) -> str:
 
 
 def test_notes_say_what_routers_without_a_shared_index_do_not_share() -> None:
-    assert "Several routers run without config.index.redis" in notes()
-    assert "grants every tenant its whole quota" in notes(tenants={"existingSecret": "t"})
-    assert "Several routers" not in notes(replicaCount=1)
+    assert "Several routers run without config.index.redis" in notes(replicaCount=2)
+    assert "grants every tenant its whole quota" in notes(replicaCount=2, tenants={"existingSecret": "t"})
+    assert "Several routers" not in notes()
     assert "Several routers" not in notes(valkey={"enabled": True})
+
+
+NOTES_AS_OBJECT = """{{ define "notes" }}%s{{ end }}
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data: {notes: {{ include "notes" . | toJson }}}
+"""
+
+
+def test_an_upgrade_that_leaves_one_of_two_routers_says_so(tmp_path: Path) -> None:
+    """`helm template` knows upgrades and prints no notes, so here they are an object."""
+    chart = tmp_path / "chart"
+    shutil.copytree(CHART, chart)
+    text = (CHART / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "notes.yaml").write_text(NOTES_AS_OBJECT % text)
+
+    def upgraded(**values: Any) -> str:
+        asked = ("template", "r", chart, "--is-upgrade", "--show-only", "templates/notes.yaml")
+        return helm(*asked, values=merged(MINIMAL, values))
+
+    assert "`replicaCount: 2` keeps the second" in upgraded()
+    assert "keeps the second" not in upgraded(replicaCount=1)
+    assert "keeps the second" not in upgraded(valkey={"enabled": True})
+    assert "keeps the second" not in notes()
 
 
 def test_notes_name_the_flags_of_engines_that_the_chart_does_not_run() -> None:
