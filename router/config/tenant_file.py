@@ -107,8 +107,8 @@ class TenantEntry(Strict):
     """Its share of the prefill time, relative to others of the same band."""
     band: int = 0
     """Its priority: requests of a higher band go first."""
-    slo: Slo = Slo()
-    """Times that a good request meets."""
+    slo: Slo | None = None
+    """Times that a good request meets, in place of `slo` of the model."""
     quotas: tuple[Quota, ...] = ()
     """Limits of requests, uncached prompt tokens and output tokens in any minute, and of requests at once; each for one
     `model` (or adapter) or, without it, for all together. What a request really cost counts: cached prompt tokens cost

@@ -31,7 +31,8 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import Routing, build_core
+from router.request.core import build_core
+from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList, Inbound
 from router.request.quota_charges import QuotaCharges

@@ -39,7 +39,8 @@ from router.policy.recording import record
 from router.policy.spec import Policy
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import Core, Observers, Routing, build_core
+from router.request.core import Core, Observers, build_core
+from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.preparation_steps import Step, Ticket, Tokens
