@@ -76,8 +76,8 @@ class TrafficOptions:
     slo: Annotated[
         str,
         typer.Option(
-            help="Limits of a good request, such as ttft_ms=2000,tpot_ms=100,idle_prefills=3.",
-            show_default="those of --config, else ttft_ms=2000,tpot_ms=100",
+            help="Limits of a good request: ttft_ms=2000, tpot_ms=100, idle_prefills=3",
+            show_default="as in --config, else ttft_ms=2000, tpot_ms=100",
         ),
     ] = ""
     tenants: Annotated[
