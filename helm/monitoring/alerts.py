@@ -110,7 +110,7 @@ def _evicted() -> Expr:
 
 
 def _slo_missed() -> Expr:
-    """Of models without an SLO there are no series."""
+    """Models without an SLO have no series."""
     counted = ALERT.rate(of_requests.SLO_REQUESTS, "model")
     met = ALERT.rate(of_requests.SLO_REQUESTS, "model", met="true")
     return met.or_(counted * 0) / counted < thresholds.SLO_SHARE

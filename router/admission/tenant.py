@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
-from pydantic import ConfigDict, Field, NonNegativeFloat
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat
 
 from router.admission.quotas import Quota
 
@@ -37,6 +37,8 @@ class Slo:
 
 
 NO_SLO = Slo()
+SloKey: TypeAlias = Annotated[Slo | None, AfterValidator(lambda slo: slo if slo != NO_SLO else None)]
+"""One in a file: without any limit, it is none."""
 
 
 @dataclass(frozen=True, slots=True)

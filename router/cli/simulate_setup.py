@@ -107,12 +107,10 @@ def slo_of(config: Path | None, row: str, changes: str) -> Slo:
     models = load(config, RouterConfig).models if config else ()
     found = next((model.slo for model in models if model.slo and model.cost_row.model == row), None)
     if config and not found:
-        raise ConfigError(
-            f"{config}: no model with `cost: {{model: {row}}}`, as the fleet has, has `slo`; add it there"
-        )
+        raise ConfigError(f"{config}: add `slo` to the model with `cost: {{model: {row}}}`, which is that of the fleet")
     given = dict(one.strip().partition("=")[::2] for one in changes.split(",") if one)
-    limits = {"slo": asdict(found or DEFAULT_SLO) | given}
-    return validate_options(ModelConfig, {"name": row, **limits}).slo or DEFAULT_SLO
+    limits = asdict(found or DEFAULT_SLO) | given
+    return validate_options(ModelConfig, {"name": row, "slo": limits}).slo or DEFAULT_SLO
 
 
 def _with_tenants(spec: FleetSpec, path: Path, traffic: Traffic) -> FleetSpec:

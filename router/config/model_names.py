@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from router.admission.tenant import NO_SLO, Slo
+from router.admission.tenant import Slo
 from router.config.load import ENGINE_TOKENIZER, MODEL_FOLDER
 from router.config.schema import QUEUE_SLO, ModelConfig, RouterConfig
 from router.errors import ConfigError
@@ -52,13 +52,7 @@ class ModelNames:
 def slo_lookup(config: RouterConfig) -> Callable[[str], Slo | None]:
     """Returns the SLO of a model by its name; None if it has none."""
     names, default = ModelNames(config.models), QUEUE_SLO if config.admission else None
-
-    @lru_cache(1024)
-    def slo_of(name: str) -> Slo | None:
-        entry = names.entry_of(name)
-        return entry.slo if entry and entry.slo not in (None, NO_SLO) else default
-
-    return slo_of
+    return lru_cache(1024)(lambda name: (entry.slo if (entry := names.entry_of(name)) else None) or default)
 
 
 def with_model_folders(config: RouterConfig) -> RouterConfig:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from router.admission.tenant import Slo
+from router.admission.tenant import Slo, SloKey
 from router.config.discovery_schema import Discovery
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
@@ -24,7 +24,7 @@ from router.types import Generation, Role
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 """Headers with the API keys of clients."""
 QUEUE_SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
-"""Of models without one, where the queue of `admission` needs it."""
+"""What models without one have in the queue of `admission`."""
 VERSION = 1
 """The version of the format, for files that an older or newer release reads."""
 
@@ -63,7 +63,7 @@ class ModelConfig(Strict):
     kv_dtype: str = "auto"
     cost: CostPrior | None = None
     """Without one, the model starts with the default row, which may be far from its speed."""
-    slo: Slo | None = None
+    slo: SloKey = None
     """Times that a good request meets, unless its tenant has others: read by `admission`, the alert WarmrouteSloMissed
     and `warmroute plan --config`. Without it, `admission` has 2 s or three idle prefills and 100 ms a token."""
 

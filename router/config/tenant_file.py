@@ -32,7 +32,7 @@ from router.addresses import split_url, url_host
 from router.admission.jwt_verifier import Issuer
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
-from router.admission.tenant import MAX_WEIGHT, NO_SLO, Slo, Tenant, allowed_names, salt_of
+from router.admission.tenant import MAX_WEIGHT, SloKey, Tenant, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, nearest
 from router.config.reloaded import stamp_of, stamps_of
@@ -107,7 +107,7 @@ class TenantEntry(Strict):
     """Its share of the prefill time, relative to others of the same band."""
     band: int = 0
     """Its priority: requests of a higher band go first."""
-    slo: Slo | None = None
+    slo: SloKey = None
     """Times that a good request meets, in place of `slo` of the model."""
     quotas: tuple[Quota, ...] = ()
     """Limits of requests, uncached prompt tokens and output tokens in any minute, and of requests at once; each for one
@@ -123,7 +123,7 @@ class TenantEntry(Strict):
             name=self.name,
             weight=self.weight,
             band=self.band,
-            slo=self.slo if self.slo != NO_SLO else None,
+            slo=self.slo,
             models=None if self.models is None else allowed_names(self.models),
             adapters=None if self.adapters is None else allowed_names(self.adapters),
             salt=salt_of(self.name, self.share or ""),

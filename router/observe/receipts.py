@@ -52,7 +52,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int | None = None
     ttft_ms: float | None = None
     ttft_limit_ms: float | None = None
-    """The latest first token that its SLO allows, if there is one."""
     e2e_ms: float = 0.0
     served: Candidate | None = None
     failures: tuple[Failure, ...] = ()

@@ -165,7 +165,7 @@ def test_the_slo_is_that_of_the_fleets_model_in_router_yaml(
     assert "within 555 ms to the first token, 50 ms a token" in typed(*plan, "--slo", "ttft_ms=555").out
     assert "command line: slo.ttft: unknown key; did you mean 'ttft_ms'" in typed(*plan, "--slo", "ttft=5").err
     config.write_text(f"models: [{models % ''}]")
-    assert "router.yaml: no model with `cost: {model: llama-3.1-70b}`" in typed(*plan).err
+    assert "router.yaml: add `slo` to the model with `cost: {model: llama-3.1-70b}`" in typed(*plan).err
 
 
 def test_tenants_who_send_nothing_are_reported(typed: Typed, mix: Path, fleet: Path, tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from router.admission.tenant import NO_SLO, Slo
+from router.admission.tenant import Slo
 from router.config.load import ENGINE_TOKENIZER
 from router.config.model_names import MAX_FOLDER_MODELS, MAX_NAME_CHARACTERS, ModelNames, slo_lookup, with_model_folders
 from router.config.pod_schema import PodConfig
 from router.config.priors import PodPriors, all_priors
 from router.config.router_file import load_router
-from router.config.schema import QUEUE_SLO, AdmissionConfig, CostPrior, ModelConfig, RouterConfig
+from router.config.schema import QUEUE_SLO, CostPrior, ModelConfig, RouterConfig
 from router.errors import ConfigError
 
 OWN, ANY = Slo(ttft_ms=1.0), Slo(ttft_ms=2.0)
@@ -52,9 +52,10 @@ def test_an_own_entry_wins_then_the_first_pattern(name: str, size: int | None) -
 )
 def test_a_model_has_the_slo_of_its_entry_or_that_of_the_queue(name: str, plain: Slo | None, queued: Slo) -> None:
     """The entry may be a pattern; `slo: {}` and a model without an entry have none."""
-    listed = (ModelConfig(name="a", slo=OWN), ModelConfig(name="b-*", slo=ANY), ModelConfig(name="c", slo=NO_SLO))
-    assert slo_lookup(RouterConfig(models=listed))(name) == plain
-    assert slo_lookup(RouterConfig(models=listed, admission=AdmissionConfig()))(name) == queued
+    listed = [{"name": "a", "slo": OWN}, {"name": "b-*", "slo": ANY}, {"name": "c", "slo": {}}]
+    for admission, slo in ((None, plain), ({}, queued)):
+        config = RouterConfig.model_validate({"models": listed, "admission": admission})
+        assert slo_lookup(config)(name) == slo
 
 
 def test_pods_of_a_pattern_start_with_its_cost() -> None:

@@ -172,7 +172,7 @@ def test_no_alert_fires_while_all_is_well(tmp_path: Path) -> None:
 def test_a_model_misses_its_slo_with_no_first_token_in_time_and_never_without_one(
     tmp_path: Path, met: str | None, missed: str | None, fires: bool
 ) -> None:
-    """Of a model without an SLO there are no series."""
+    """A model without an SLO has no series."""
     start, alert = f'warmroute_slo_requests_total{{{TARGET},model="m",policy="p",met=', "WarmrouteSloMissed"
     fired = {"exp_labels": {"namespace": "llm", "model": "m", "severity": "warning"}}
     changes = {**changed(f'{start}"true"', met), **changed(f'{start}"false"', missed)}

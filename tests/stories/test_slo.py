@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 async def test_first_tokens_are_counted_by_the_slo_of_the_model_and_of_the_tenant(
     deploy: Deploy, tmp_path: Path
 ) -> None:
-    """Of streams: two within a minute, and one that has a nanosecond."""
+    """Two streams begin within a minute, and one has a nanosecond."""
     strict, file = "slo: {ttft_ms: 0.000001}", tmp_path / "tenants.yaml"
     keys = {name: sha256(name.encode()).hexdigest() for name in ("usual", "strict")}
     file.write_text(

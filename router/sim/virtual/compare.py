@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -74,7 +73,7 @@ class Experiment:
         return summarize(setting, world.run(traffic, on_progress), self.slo, spec.admission.tenants)
 
 
-def summarize(setting: Setting, run: Run, slo: Slo, tenants: Mapping[str, Tenant] = MappingProxyType({})) -> Result:
+def summarize(setting: Setting, run: Run, slo: Slo, tenants: Mapping[str, Tenant]) -> Result:
     ttft_ms = np.array([one.ttft_ms for one in run.outcomes if not one.refused])
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []
     work = sorted((pod.computed_tokens for pod in run.pods.values()), reverse=True)

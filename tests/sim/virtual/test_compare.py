@@ -28,7 +28,7 @@ from tests.sim.virtual.conftest import prior, small_mix
 def result(setting: Setting, ttft_ms: float) -> Result:
     """The result of a run with one request."""
     one = RequestOutcome("any", 0.0, 10, 1, ttft_ms=ttft_ms, e2e_ms=ttft_ms)
-    return summarize(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Slo())
+    return summarize(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Slo(), {})
 
 
 def test_a_grid_holds_every_combination_once() -> None:
@@ -60,7 +60,7 @@ def test_a_result_has_figures_quantiles_work_and_regret() -> None:
     ]
     outcomes.append(RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod"))
     run = Run(outcomes, {"a": PodUse(1, 10, 1.0, 0), "b": PodUse(1, 30, 1.0, 0)}, 5000.0, 0)
-    found = summarize(Setting("a", 1.0, 2), run, Slo())
+    found = summarize(Setting("a", 1.0, 2), run, Slo(), {})
     assert found.ttft_ms == pytest.approx(list(range(QUANTILES + 1)))
     assert (found.work_tokens, found.regret_ms, found.duration_s) == ([30, 10], [0.0, 1.0, 2.0], 5.0)
     assert repr(found.figures) == repr(figures(run, Slo()))
@@ -69,7 +69,7 @@ def test_a_result_has_figures_quantiles_work_and_regret() -> None:
 def test_a_run_that_refused_everything_has_a_result() -> None:
     """Without a distribution."""
     run = Run([RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
-    assert summarize(Setting("a", 1.0, 1), run, Slo()).ttft_ms == []
+    assert summarize(Setting("a", 1.0, 1), run, Slo(), {}).ttft_ms == []
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
         ("routers: 3", "router: 3", r"fleet\.yaml:7: conditions\.router: unknown key; did you mean 'routers'"),
         ("events: false", "event: false", r"fleet\.yaml:8: knowledge\.event: unknown key; did you mean 'events'"),
         ("knowledge:", "slo: {ttft_ms: 9}\nknowledge:", r"fleet\.yaml:8: slo: was removed; .* or use --slo"),
-        ("knowledge:", "admission: {slo: {}}\nknowledge:", r"fleet\.yaml:8: admission\.slo: was removed; .* --slo"),
+        ("knowledge:", "admission: {slo: {}}\nknowledge:", r"fleet\.yaml:8: admission\.slo: unknown key"),
         ("model: m", "modell: m", r"fleet\.yaml:2: modell: unknown key; did you mean 'model'"),
         ("count: 2", "count: 0", r"fleet\.yaml:4: pods\.0\.count: "),
         ("routers: 3", "routers: 0", r"fleet\.yaml:7: conditions\.routers: "),
