@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -339,6 +340,8 @@ def router_config() -> dict[str, Schema]:
             schema["additionalProperties"] = False  # pydantic says so for models, not for dataclasses
         for key, field in schema.get("properties", {}).items():
             field.pop("title", None)
+            if field.get("default") == math.inf:  # no JSON: what is left out is not limited
+                del field["default"]
             if key in documented:
                 field["description"] = documented[key]
     for field in models.get("Discovery", {}).get("properties", {}).values():

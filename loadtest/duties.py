@@ -40,7 +40,7 @@ _QUOTA = {
     "output_tokens_per_minute": 10**12,
     "concurrent_requests": 1000,
 }
-_ANY_TPOT = {"tpot_ms": "inf"}
+_ANY_TPOT = {"ttft_ms": 2000.0, "idle_prefills": 3.0}
 """Tokens after the first may come at any time. With a limit the queue leaves a pod 200 ms between two prompts, so that
 four pods would get 20 a second, and the load would measure an idle router."""
 
@@ -107,7 +107,8 @@ def on_duty(
     if Duty.TENANTS in duties:
         settings["tenants"] = str(write_tenants(folder, TENANTS, (_QUOTA,) if Duty.QUOTAS in duties else ()))
     if Duty.QUEUE in duties:
-        settings["admission"] = {"slo": _ANY_TPOT}
+        settings["admission"] = {}
+        settings["models"] = [{**model, "slo": _ANY_TPOT} for model in config["models"]]
         for pod in config["pods"]:
             pod["speed"] = _instant_speed()
     if Duty.USAGE in duties:

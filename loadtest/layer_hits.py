@@ -119,7 +119,6 @@ def simulate(data: Path, run: Run) -> list[object]:
             "kv_groups": groups,
             "knowledge": {"kv_groups": run.belief != "full"},
             "conditions": {"overhead_ms": 20.0},
-            "slo": {"ttft_ms": 2000.0, "tpot_ms": 100.0},
         }
     )
     views.HashStore = Announced if run.belief == "true" else HashStore  # type: ignore[misc]

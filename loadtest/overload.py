@@ -39,6 +39,7 @@ from router.config.load import load, shipped
 from router.sim.virtual.admission_rules import Admission, Rule
 from router.sim.virtual.generate import Kind, TrafficMix
 from router.sim.virtual.outcome import RequestOutcome, Run, figures
+from router.sim.virtual.router_view import RouterSettings
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import Session, TraceRequest, Traffic, mooncake_traffic, read_mooncake
 from router.sim.virtual.world import World
@@ -120,7 +121,8 @@ def play(
         conditions,
         block_size_tokens=traffic.block_size_tokens,
         seed=seed,
-        admission=Admission(rule=queue, slo=SLO, tenants={one.name: one for one in tenants}),
+        routers=RouterSettings(slo=SLO),
+        admission=Admission(rule=queue, tenants={one.name: one for one in tenants}),
     ).run(traffic)
 
 

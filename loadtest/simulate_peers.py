@@ -41,7 +41,7 @@ def main(options: PageOptions) -> None:
     except ConfigError as error:
         raise SystemExit(f"configuration: {error}") from error
     if options.report is not None:
-        write_report(options.report, results, setup.fleet, options.traffic.name)
+        write_report(options.report, results, setup.fleet.model, setup.slo, options.traffic.name)
 
 
 if __name__ == "__main__":

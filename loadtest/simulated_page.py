@@ -17,26 +17,26 @@ from loadtest.simulated_stats import (
     spread_of,
     verdict_of,
 )
+from router.admission.tenant import Slo
 from router.cli.simulate_report import FIGURE_COLUMNS, FigureColumn, groups_of, slo_note
 from router.report import GLOSSARY
 from router.sim.virtual.compare import Result, in_order_of_mean, ttft_mean_ms
-from router.sim.virtual.scenario import FleetSpec
 
 RANGED = ("cached", "mean ms", "p99 ms", "SLO")
 """Columns that show the range over seeds."""
 
 
-def write_report(path: Path, results: Sequence[Result], fleet: FleetSpec, traffic: str) -> None:
+def write_report(path: Path, results: Sequence[Result], model: str, slo: Slo, traffic: str) -> None:
     columns = ["policy", "load", "pods", *(column.title for column in FIGURE_COLUMNS)]
-    notes = [paragraph(note) for note in (seeds_note(results), slo_note(fleet.slo)) if note]
+    notes = [paragraph(note) for note in (seeds_note(results), slo_note(slo)) if note]
     sections = [
         Section("Summary", [paragraph(line) for line in verdicts(results)] + notes),
         Section("Figures", [definitions(columns), table(columns, _rows(results))]),
         *_regret_section(results),
-        *(plots_of(results, pods, fleet.slo) for pods in sorted({result.setting.pods for result in results})),
+        *(plots_of(results, pods, slo) for pods in sorted({result.setting.pods for result in results})),
         *_robustness(results),
     ]
-    path.write_text(page(f"{traffic} on {fleet.model}", sections), encoding="utf-8")
+    path.write_text(page(f"{traffic} on {model}", sections), encoding="utf-8")
 
 
 def verdicts(results: Sequence[Result]) -> list[str]:

@@ -90,8 +90,10 @@ def config_of(plan: FleetPlan, pods: Sequence[str], tenants: Path) -> dict[str, 
     )
     for pod in config["pods"]:
         pod["speed"] = asdict(prior.scaled(plan.time_scale))
-    slo = {"ttft_ms": 2000.0 * plan.time_scale, "tpot_ms": 100.0 * plan.time_scale}
-    admission = {"slo": slo, "max_wait_ms": 1200.0 * plan.time_scale}
+    slo = {"ttft_ms": 2000.0 * plan.time_scale, "tpot_ms": 100.0 * plan.time_scale, "idle_prefills": 3.0}
+    for model in config["models"]:
+        model["slo"] = slo
+    admission = {"max_wait_ms": 1200.0 * plan.time_scale}
     entries = (f"- {{name: {name}, keys: [{sha256(key.encode()).hexdigest()}]}}\n" for name, key in KEYS.items())
     tenants.write_text("tenants:\n" + "".join(entries))
     return config | {"log": {"requests": False}, "tenants": str(tenants), "admission": admission}

@@ -110,11 +110,10 @@ def _evicted() -> Expr:
 
 
 def _slo_missed() -> Expr:
-    met = ALERT.rate(of_requests.SLO_REQUESTS, "policy", met="true")
-    return (
-        met.or_(ALERT.rate(of_requests.SLO_REQUESTS, "policy") * 0) / ALERT.rate(of_requests.SLO_REQUESTS, "policy")
-        < 0.9
-    )
+    """Models without an SLO have no series."""
+    counted = ALERT.rate(of_requests.SLO_REQUESTS, "model")
+    met = ALERT.rate(of_requests.SLO_REQUESTS, "model", met="true")
+    return met.or_(counted * 0) / counted < thresholds.SLO_SHARE
 
 
 def _failed_handoffs() -> Expr:
@@ -151,8 +150,9 @@ ALERTS = (
         expr=_slo_missed(),
         lasts="5m",
         severity="warning",
-        summary="Fewer than 90 % of the first tokens of policy {{ $labels.policy }} meet slo.ttft_ms.",
-        means="Streamed answers of the policy begin later than its target.",
+        summary="Fewer than 90 % of the first tokens of model {{ $labels.model }} meet its SLO.",
+        means="Streamed answers begin later than `slo` of the model in `models`, or of the tenant, allows. Models"
+        " without `slo` are not counted, unless `admission` is on.",
         look="Dashboard overview, waiting requests and KV use of pods; dashboard prediction: did the router expect it?",
         act="Expected and waiting requests grow: add pods. Not expected: see WarmroutePredictionWrong.",
     ),

@@ -101,8 +101,9 @@ def _tenant_hits() -> Panel:
 
 
 def _slo() -> Panel:
-    met = D.rate(of_requests.SLO_REQUESTS, "policy", met="true") / D.rate(of_requests.SLO_REQUESTS, "policy")
-    return _panel("First tokens within slo.ttft_ms", "percentunit", Line(met, "{{policy}}"))
+    by = "model policy"
+    met = D.rate(of_requests.SLO_REQUESTS, by, met="true") / D.rate(of_requests.SLO_REQUESTS, by)
+    return _panel("First tokens within the SLO", "percentunit", Line(met, "{{model}} {{policy}}"))
 
 
 def _bandwidth() -> Panel:

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from typing import Any
 
 from router.admission.queue_candidates import queue_candidate
+from router.admission.tenant import Slo
 from router.errors import Overloaded
 from router.policy.decide import expected_ttft_ms
 from router.sim.virtual.router_view import RouterView
@@ -13,6 +14,14 @@ from router.sim.virtual.session_turn import SessionTurn
 from router.sim.virtual.world import World
 
 LATE = "The request would be late."
+
+
+def _slo(turn: SessionTurn) -> Slo:
+    return turn.context.tenant.slo or turn.router.slo
+
+
+def _ttft_limit_ms(turn: SessionTurn) -> float:
+    return _slo(turn).ttft_limit_ms(turn.outcome.idle_prefill_ms)
 
 
 class EarlyRejectionWorld(World):
@@ -26,7 +35,7 @@ class EarlyRejectionWorld(World):
         candidate = queue_candidate(
             best, inflight, core.clock.now_s(), context.prompt_tokens, expected_ttft_ms(best.cost)
         )
-        if candidate.ttft_ms > turn.ttft_limit_ms or candidate.step_ms > context.tenant.slo.tpot_ms:
+        if candidate.ttft_ms > _ttft_limit_ms(turn) or candidate.step_ms > _slo(turn).tpot_ms:
             self._refuse(turn, Overloaded(LATE, 0.0))
         else:
             super()._dispatch(turn)
@@ -46,7 +55,7 @@ class SaturationWorld(World):
 
     def _prepare(self, turn: SessionTurn) -> None:
         waiting = self._waiting[turn.router]
-        waiting.append((self._clock.now_ms + turn.ttft_limit_ms, turn))
+        waiting.append((self._clock.now_ms + _ttft_limit_ms(turn), turn))
         if len(waiting) == 1:
             self._send_in_order(waiting)
 

@@ -73,6 +73,8 @@ class TenantMargins:
 
 MAX_VOTES, FULL_VOTE, VOTE_EVERY = 256, 100, 16
 """Tenants with a vote, observations for a full one, and those of a tenant between two votes."""
+LOOKS = 8
+"""Waiting requests that are decided again when a pod has a free place."""
 MIN_RECHECK_MS = 2.0
 """A pod's queue is an estimate, so its end may pass without a free place."""
 AHEAD_MS = 300.0
@@ -92,18 +94,15 @@ class QueueLimits:
     """Bounds of a queue, and the margins that it starts with.
 
     `slo_share`: of the requests that are not refused, those that shall meet their SLO; margins are learnt for it.
-    `burst_ms`: prefill that may wait in an engine. `error_share`: how much later than predicted the first token may
-    come. `rest_ms`: the time for decoding alone between two prompts of a pod. `looks`: waiting requests that are
-    decided again when a pod has a free place."""
+    `error_share`: how much later than predicted the first token may come. `rest_ms`: the time for decoding alone
+    between two prompts of a pod."""
 
     max_requests: PositiveInt = 1000
     max_bytes: PositiveInt = 256 << 20
     max_wait_ms: NonNegativeFloat = 1200.0
     slo_share: Annotated[float, Field(gt=0, lt=1)] = 0.975
-    burst_ms: NonNegativeFloat = 0.0
     error_share: NonNegativeFloat = 0.05
     rest_ms: NonNegativeFloat = 200.0
-    looks: PositiveInt = 8
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
@@ -169,7 +168,7 @@ class AdmissionQueue:
         self.rest_ms = TenantMargins(rest)
         """The time between two prompts of a pod: that for all."""
         self._order = FairOrder()
-        self._pace = PrefillPace(limits.burst_ms)
+        self._pace = PrefillPace()
         self._shares = FairShares()
         self._handoffs = HandoffsDue()
         self._numbers = count()
@@ -244,7 +243,7 @@ class AdmissionQueue:
 
     def first(self) -> list[Waiting]:
         """The requests to try to send, in order."""
-        return list(islice(self._order.in_order(), self._limits.looks))
+        return list(islice(self._order.in_order(), LOOKS))
 
     def try_send(self, one: Waiting, candidates: Sequence[QueueCandidate], now_s: float) -> QueueCandidate | Closed:
         """The best of at least one candidate of a waiting request, if it is open: the request does not wait any more.
@@ -284,7 +283,7 @@ class AdmissionQueue:
         return max(
             self._pace.wait_ms(candidate.pod, now_s) - ahead_ms,
             self._handoffs.wait_ms(candidate.pod, candidate.prefill_ms, now_s),
-            candidate.queue_ms - self._limits.burst_ms,
+            candidate.queue_ms,
             candidate.room_ms,
             0.0,
         )

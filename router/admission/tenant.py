@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
-from pydantic import ConfigDict, Field, NonNegativeFloat
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat
 
 from router.admission.quotas import Quota
 
@@ -21,19 +21,24 @@ MAX_WEIGHT = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Limits that a good request meets: time to first token, and mean time per token after it.
-
-    The first token may take `ttft_ms` or `idle_prefills` times the prompt's prefill on an idle pod without a cache,
-    whichever is more."""
+    """Limits that a good request meets. What is left out is not limited."""
 
     ttft_ms: NonNegativeFloat = math.inf
+    """Time to the first token."""
     tpot_ms: NonNegativeFloat = math.inf
+    """Mean time per token after it."""
     idle_prefills: NonNegativeFloat = 0.0
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    """The first token of a long prompt may take that many times its prefill on an idle pod without a cache."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     def ttft_limit_ms(self, idle_prefill_ms: float) -> float:
         """The limit of a prompt whose prefill takes so long on an idle pod."""
         return max(self.ttft_ms, self.idle_prefills * idle_prefill_ms)
+
+
+NO_SLO = Slo()
+SloKey: TypeAlias = Annotated[Slo | None, AfterValidator(lambda slo: slo if slo != NO_SLO else None)]
+"""One in a file: without any limit, it is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,8 @@ class Tenant:
     name: str = ""
     weight: Annotated[float, Field(gt=0, le=MAX_WEIGHT)] = 1.0
     band: int = 0
-    slo: Slo = Slo()
+    slo: Slo | None = None
+    """In place of that of the model."""
     models: AllowedNames | None = None
     """Base models that it may use; None: all."""
     adapters: AllowedNames | None = None

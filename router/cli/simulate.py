@@ -27,7 +27,7 @@ from rich.table import Table
 
 from router.cli.options import flag, with_options, writable
 from router.cli.simulate_report import summary, write_csv
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, policy_spec
+from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment, policy_spec, slo_of
 from router.config.policy_files import unknown
 from router.errors import ConfigError
 from router.report import legend, text_table
@@ -49,7 +49,7 @@ class TrafficOptions:
             help="A trace or agent sessions (.jsonl), a traffic mix (.yaml), or a shipped mix such as `mixed`."
         ),
     ]
-    fleet: Annotated[Path, typer.Option(help="YAML file of pods, links and SLO, or a shipped one.")] = DEFAULT_FLEET
+    fleet: Annotated[Path, typer.Option(help="YAML file of pods and links, or a shipped one.")] = DEFAULT_FLEET
     requests: Annotated[
         int | None,
         typer.Option(min=1, help="Read only the first N lines: requests, or sessions of agents.", show_default="all"),
@@ -70,13 +70,16 @@ class TrafficOptions:
         Rule | None,
         typer.Option(help="What waits or is refused in front of the fleet.", show_default="as in the fleet file"),
     ] = None
+    config: Annotated[
+        Path | None, typer.Option(help="router.yaml: the SLO is that of its model.", show_default="none")
+    ] = None
     slo: Annotated[
-        str | None,
+        str,
         typer.Option(
             help="Limits of a good request: ttft_ms=2000, tpot_ms=100, idle_prefills=3",
-            show_default="as in the fleet file",
+            show_default="as in --config, else ttft_ms=2000, tpot_ms=100",
         ),
-    ] = None
+    ] = ""
     tenants: Annotated[
         Path | None,
         typer.Option(
@@ -87,11 +90,10 @@ class TrafficOptions:
 
     def experiment(self) -> Experiment:
         """Read all files. Raises `ConfigError`."""
-        changes = [f"slo.{part.strip()}" for part in self.slo.split(",")] if self.slo else []
-        if self.admission is not None:
-            changes.append(f"admission.rule={self.admission.value}")
+        rule = [f"admission.rule={self.admission.value}"] if self.admission is not None else []
         source = Source(self.traffic, self.requests, self.jitter_s)
-        return experiment(self.fleet, source, [*(self.changes or ()), *changes], self.tenants)
+        setup = experiment(self.fleet, source, [*(self.changes or ()), *rule], self.tenants)
+        return replace(setup, slo=slo_of(self.config, setup.fleet.model, self.slo))
 
 
 def _refuse_report(path: Path | None) -> None:
@@ -154,7 +156,7 @@ def simulate(options: SimulateOptions, setup: Experiment) -> list[Result]:
         setup.fleet.with_pods(size)  # raises before anything runs
     settings = grid(names, _positive(float, loads, "--loads"), sizes, seeds)
     results = run_all(setup, settings, options.jobs)
-    Console().print(summary(results, setup.fleet.slo))
+    Console().print(summary(results, setup.slo))
     if options.csv is not None:
         write_csv(options.csv, results)
     return results
@@ -270,7 +272,7 @@ def plan_command(options: PlanOptions) -> None:
 def _plan_table(
     setup: Experiment, chosen: Sequence[Variant], results: Sequence[PlanResult | None], options: PlanOptions
 ) -> Table:
-    slo = setup.fleet.slo
+    slo = setup.slo
     columns = ("variant", "pods", "GPUs", "GPU-hours", "SLO", "goodput", "p99 ms", "cached", "computed", "saved")
     missed = [f"> {options.max_pods}", *[""] * 8]
     share = f"{options.target:.0%}"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
-from router.config.load import load, shipped
+from router.admission.tenant import Slo
+from router.config.load import load, shipped, validate_options
 from router.config.policy_files import PolicyLibrary, load_policies
 from router.config.priors import load_priors, prior_speed
-from router.config.schema import CostPrior
+from router.config.schema import CostPrior, ModelConfig, RouterConfig
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
 from router.observe.receipt_lines import LineT
 from router.policy.spec import PolicySpec
 from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
-from router.sim.virtual.compare import Experiment
+from router.sim.virtual.compare import DEFAULT_SLO, Experiment
 from router.sim.virtual.generate import TrafficMix
 from router.sim.virtual.scenario import FleetSpec
 from router.sim.virtual.traffic import (
@@ -98,6 +99,18 @@ def experiment(fleet: Path, source: Source, changes: Sequence[str] = (), tenants
     if tenants is not None:
         spec = _with_tenants(spec, tenants, traffic)
     return Experiment(spec, shipped_prior, load_policies(shipped("policies")), source)
+
+
+def slo_of(config: Path | None, row: str, changes: str) -> Slo:
+    """The SLO of the first model in router.yaml that has one and this row of `config/models`; without a file
+    `DEFAULT_SLO`. `changes`: other limits, such as `ttft_ms=500,tpot_ms=50`. Raises `ConfigError`."""
+    models = load(config, RouterConfig).models if config else ()
+    found = next((model.slo for model in models if model.slo and model.cost_row.model == row), None)
+    if config and not found:
+        raise ConfigError(f"{config}: add `slo` to the model with `cost: {{model: {row}}}`, which is that of the fleet")
+    given = dict(one.strip().partition("=")[::2] for one in changes.split(",") if one)
+    limits = asdict(found or DEFAULT_SLO) | given
+    return validate_options(ModelConfig, {"name": row, "slo": limits}).slo or DEFAULT_SLO
 
 
 def _with_tenants(spec: FleetSpec, path: Path, traffic: Traffic) -> FleetSpec:

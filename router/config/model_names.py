@@ -9,11 +9,13 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
+from router.admission.tenant import Slo
 from router.config.load import ENGINE_TOKENIZER, MODEL_FOLDER
-from router.config.schema import ModelConfig, RouterConfig
+from router.config.schema import QUEUE_SLO, ModelConfig, RouterConfig
 from router.errors import ConfigError
 
 MAX_NAME_CHARACTERS = 256
@@ -45,6 +47,12 @@ class ModelNames:
         if name in self._by_name or len(name) > MAX_NAME_CHARACTERS:
             return self._by_name.get(name)
         return next((model for regex, model in self._patterns if regex.fullmatch(name)), None)
+
+
+def slo_lookup(config: RouterConfig) -> Callable[[str], Slo | None]:
+    """Returns the SLO of a model by its name; None if it has none."""
+    names, default = ModelNames(config.models), QUEUE_SLO if config.admission else None
+    return lru_cache(1024)(lambda name: (entry.slo if (entry := names.entry_of(name)) else None) or default)
 
 
 def with_model_folders(config: RouterConfig) -> RouterConfig:

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from router.admission.admission_queue import QueueLimits
-from router.admission.tenant import Slo
+from router.admission.tenant import Slo, SloKey
 from router.config.discovery_schema import Discovery
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
@@ -24,6 +23,8 @@ from router.types import Generation, Role
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 """Headers with the API keys of clients."""
+QUEUE_SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
+"""What models without one have in the queue of `admission`."""
 VERSION = 1
 """The version of the format, for files that an older or newer release reads."""
 
@@ -62,6 +63,9 @@ class ModelConfig(Strict):
     kv_dtype: str = "auto"
     cost: CostPrior | None = None
     """Without one, the model starts with the default row, which may be far from its speed."""
+    slo: SloKey = None
+    """Times that a good request meets, unless its tenant has others: read by `admission`, the alert WarmrouteSloMissed
+    and `warmroute plan --config`. Without it, `admission` has 2 s or three idle prefills and 100 ms a token."""
 
     @property
     def is_pattern(self) -> bool:
@@ -144,23 +148,10 @@ class Limits(Strict):
     """On SIGTERM, running responses get this long to finish."""
 
 
-class SloConfig(Strict):
-    """Times that a good request meets."""
-
-    ttft_ms: PositiveFloat = 2000.0
-    """To the first token."""
-    idle_prefills: NonNegativeFloat = 3.0
-    """The first token of a long prompt may take that many times its prefill on an idle pod."""
-    tpot_ms: PositiveFloat = 100.0
-    """Per token after the first. Of all clients: it limits the prompts of a pod."""
-
-
 class AdmissionConfig(Strict):
     """The queue in front of the fleet. While no pod has a place for it, a request waits in the router and not in an
     engine; a request that would be late is refused at once, with 503, or with 429 if its tenant has used its share."""
 
-    slo: SloConfig = SloConfig()
-    """For clients whose tenant has none."""
     max_requests: PositiveInt = 1000
     """Waiting requests of one model. Beyond that, the tenant with the most waiting prefill loses its
     last one."""
@@ -171,14 +162,6 @@ class AdmissionConfig(Strict):
     slo_share: Annotated[float, Field(ge=0.5, le=0.999)] = 0.975
     """The share of the accepted requests that shall meet the SLO; a larger one refuses more. How much later than
     predicted a first token may come, and how long a pod only decodes between two prompts, is learnt for it."""
-
-    @property
-    def default_slo(self) -> Slo:
-        return Slo(**self.slo.model_dump())
-
-    @property
-    def limits(self) -> QueueLimits:
-        return QueueLimits(**self.model_dump(exclude={"slo"}))
 
 
 class Probes(Strict):

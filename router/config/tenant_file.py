@@ -32,7 +32,7 @@ from router.addresses import split_url, url_host
 from router.admission.jwt_verifier import Issuer
 from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
-from router.admission.tenant import MAX_WEIGHT, Slo, Tenant, allowed_names, salt_of
+from router.admission.tenant import MAX_WEIGHT, SloKey, Tenant, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, nearest
 from router.config.reloaded import stamp_of, stamps_of
@@ -107,8 +107,8 @@ class TenantEntry(Strict):
     """Its share of the prefill time, relative to others of the same band."""
     band: int = 0
     """Its priority: requests of a higher band go first."""
-    slo: Slo = Slo()
-    """Times that a good request meets."""
+    slo: SloKey = None
+    """Times that a good request meets, in place of `slo` of the model."""
     quotas: tuple[Quota, ...] = ()
     """Limits of requests, uncached prompt tokens and output tokens in any minute, and of requests at once; each for one
     `model` (or adapter) or, without it, for all together. What a request really cost counts: cached prompt tokens cost

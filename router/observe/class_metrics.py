@@ -76,8 +76,8 @@ class ClassMetrics:
         workload, ttft_ms = scene.workload, ended.ttft_ms
         tenant = self._label(scene.tenant)
         self._requests.labels(workload, tenant, ended.result).value += 1
-        if ttft_ms is not None and policy.slo_ttft_ms is not None:
-            self._slo.labels(policy.name, "true" if ttft_ms <= policy.slo_ttft_ms else "false").inc()
+        if ttft_ms is not None and ended.ttft_limit_ms is not None:
+            self._slo.labels(ended.model, policy.name, "true" if ttft_ms <= ended.ttft_limit_ms else "false").inc()
         if scene.prompt_tokens is not None and ended.result == "ok" and ended.served is not None:
             self.tokens.add(ended, (ended.model, workload, policy.name), tenant, scene)
             self.reuse.add(ended.model, scene.key, scene.now_s)

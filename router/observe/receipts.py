@@ -52,6 +52,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int | None = None
     cached_tokens: int | None = None
     ttft_ms: float | None = None
+    ttft_limit_ms: float | None = None
     e2e_ms: float = 0.0
     served: Candidate | None = None
     failures: tuple[Failure, ...] = ()

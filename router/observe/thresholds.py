@@ -17,5 +17,7 @@ SHOWN_TRANSFERS, ALERT_TRANSFERS = 6, 10
 """Transfers over a link that are needed for a judgement."""
 SHOWN_SLOW_SHARE, ALERT_SLOW_SHARE = 0.85, 0.7
 """Share of them that must be slow (`SLOW_TRANSFER`)."""
+SLO_SHARE = 0.9
+"""Share of the first tokens of a model that shall meet its SLO."""
 UNREAD_SHARE = 0.05
 """Share of requests that are routed by load only."""

@@ -15,7 +15,6 @@
     shortlist: 16
     retry: {attempts: 2}                # candidates tried in all
     pd: {on_no_prefill: fail}
-    slo: {ttft_ms: 2000}
 
 This file never reads a file: `config` brings it parsed data.
 """
@@ -33,7 +32,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveFloat,
     create_model,
     field_validator,
     model_validator,
@@ -67,7 +65,6 @@ class Policy:
     percent: float = 100.0
     attempts: int | None = None
     """Maximum number of candidates to try; None: 1 + `limits.retries` of the configuration."""
-    slo_ttft_ms: float | None = None
     hold_tool_calls: bool = False
     filters: Filters = ()
 
@@ -130,14 +127,6 @@ class PdSpec(_SpecSection):
     """Whether pairs of pods are considered; this also needs the cost term `handoff`."""
 
 
-class SloSpec(_SpecSection):
-    """Objectives for the requests of this policy. They never refuse a request."""
-
-    ttft_ms: PositiveFloat | None = None
-    """Target of the time to first token: `warmroute_policy_slo_requests_total` counts the streamed answers within and
-    beyond it."""
-
-
 class ContinuationSpec(_SpecSection):
     """How broken streams go on, where `continuation.enabled` of the configuration lets them."""
 
@@ -170,7 +159,6 @@ class PolicySpec(_SpecSection):
     """Number of pods priced in full: those with the least outstanding work and uncached prompt. 0 for all."""
     retry: RetrySpec = RetrySpec()
     pd: PdSpec = PdSpec()
-    slo: SloSpec = SloSpec()
     continuation: ContinuationSpec | None = None
 
     @field_validator("picker")
@@ -200,7 +188,6 @@ class PolicySpec(_SpecSection):
             match=self.match,
             percent=self.percent,
             attempts=self.retry.attempts,
-            slo_ttft_ms=self.slo.ttft_ms,
             hold_tool_calls=self.continuation is not None and self.continuation.hold_tool_calls,
             filters=tuple(_chosen(self.filters)),
         )

@@ -60,7 +60,7 @@ class RequestContext(msgspec.Struct, eq=False):
     waited_s: float = 0.0
     """In front of the fleet, for a place."""
     ttft_limit_ms: float | None = None
-    """The latest first token that its SLO allows; None if its client has chosen a limit, or no queue asked."""
+    """The latest first token that its SLO allows; None without one, or while a queue obeys its client's own limit."""
     sent_s: float = 0.0
     """When the latest attempt began."""
     tries: int = 0
@@ -219,6 +219,7 @@ def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
         output_tokens=counted_output_tokens(context, elapsed_s),
         cached_tokens=context.cached_tokens,
         ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,
+        ttft_limit_ms=context.ttft_limit_ms,
         e2e_ms=elapsed_s * 1000,
         served=context.candidate,
         failures=context.failures,

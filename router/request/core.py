@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.observe.counters import Counters
 from router.observe.ended import EndingSink
-from router.policy.classes import Classes
-from router.policy.policy_set import PolicySet
 from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
-from router.request.decisions import DecisionRecorder, RequestDecisions
+from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.requests import Requests
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    policies: Callable[[], PolicySet]
-    classes: Classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class Core:
 
 def build_core(state: FleetState, settings: CoreSettings, routing: Routing, observers: Observers, clock: Clock) -> Core:
     counters, charges, queues = observers.counters, settings.charges, None
-    decisions = RequestDecisions(state, routing.policies, routing.classes, observers.recorder, counters, clock)
+    decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
     if settings.queue is not None:
         queues = RequestQueues(settings.queue, state, decisions, counters, clock)
     requests = Requests(

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from router.addresses import join_address, url_address, url_host
+from router.admission.tenant import Slo
 from router.decision import RouteDecision
 from router.errors import NoReadyPod
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
@@ -42,11 +43,19 @@ class DecisionRecorder(Protocol):
         """Record a decision; None where decisions are not kept. `workload` is the class of the request."""
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What a decision follows from. `slo_of`: by model."""
+
+    policies: Callable[[], PolicySet]
+    classes: Classes
+    slo_of: Callable[[str], Slo | None] = lambda _model: None
+
+
 @dataclass(eq=False)
 class RequestDecisions:
     state: FleetState
-    policies: Callable[[], PolicySet]
-    classes: Classes
+    routing: Routing
     recorder: DecisionRecorder
     counters: Counters
     clock: Clock
@@ -64,7 +73,11 @@ class RequestDecisions:
         context.phases.enter("decide", self.clock.now_s())
         scene = self._scene(context, match, now_s)
         context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
-        self.redecided(context, scene, decide(scene, context.policy))
+        decision = decide(scene, context.policy)
+        self.redecided(context, scene, decision)
+        if slo := context.tenant.slo or self.routing.slo_of(context.request.model):
+            speed = decision.candidates[0].pod.speed
+            context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
         return scene
 
     def decide_again(self, context: RequestContext, now_s: float) -> tuple[Scene, RouteDecision]:
@@ -128,8 +141,8 @@ class RequestDecisions:
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
         tokens = prompt_token_count(scene)
-        workload = self.classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
-        return workload, self.policies().for_request(scene.request, workload, tokens, headers)
+        workload = self.routing.classes.classify(scene, prompt_tokens=tokens, headers=headers, counted=counted)
+        return workload, self.routing.policies().for_request(scene.request, workload, tokens, headers)
 
 
 @lru_cache(64)

@@ -23,7 +23,7 @@ from router.admission.admission_queue import (
 )
 from router.admission.fair_order import Waiting
 from router.admission.queue_candidates import queue_candidate
-from router.admission.tenant import OPEN_TENANT, Slo
+from router.admission.tenant import NO_SLO
 from router.decision import Candidate
 from router.errors import MalformedRequest, Overloaded, RouterError, ShareExceeded
 from router.observe.counters import Counters
@@ -40,10 +40,9 @@ MAX_DEADLINE_DIGITS = 9
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """`slo`: of clients whose tenant has none. `senders`: see `AdmissionQueue`."""
+    """`senders`: see `AdmissionQueue`."""
 
     limits: QueueLimits
-    slo: Slo
     senders: Callable[[], int]
 
 
@@ -99,13 +98,11 @@ class RequestQueues:
 
     def _ttft_limit_ms(self, context: RequestContext) -> float:
         """Until when the client wants the first token, else what the SLO allows."""
-        assert context.decision is not None
         for name, value in context.inbound.headers:
             if name == DEADLINE_HEADER:
+                context.ttft_limit_ms = None
                 return _deadline_ms(value)
-        slo = self.settings.slo if context.tenant.slo == OPEN_TENANT.slo else context.tenant.slo
-        speed = context.decision.candidates[0].pod.speed
-        context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
+        assert context.ttft_limit_ms is not None
         return context.ttft_limit_ms
 
 
@@ -126,7 +123,8 @@ class ModelQueue:
         self, model: str, settings: QueueSettings, state: FleetState, decisions: RequestDecisions, counters: Counters
     ) -> None:
         self.model = model
-        self._queue = AdmissionQueue(settings.limits, settings.slo.tpot_ms, settings.senders)
+        slo = decisions.routing.slo_of(model) or NO_SLO
+        self._queue = AdmissionQueue(settings.limits, slo.tpot_ms, settings.senders)
         self._max_wait_s = settings.limits.max_wait_ms / 1000
         self._state = state
         self._decisions = decisions

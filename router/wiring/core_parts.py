@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from router.admission.admission_queue import QueueLimits
 from router.admission.fair_bound import body_memory
 from router.admission.quotas import Quotas
 from router.admission.sharing import MeterSharing
@@ -86,7 +87,7 @@ def core_settings(
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,
     )
-    queue = QueueSettings(admission.limits, admission.default_slo, senders) if admission is not None else None
+    queue = QueueSettings(QueueLimits(**admission.model_dump()), senders) if admission is not None else None
     return CoreSettings(
         rules=rules,
         queue=queue,

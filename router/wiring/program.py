@@ -18,6 +18,7 @@ from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
 from router.config.edge_schema import Edge
 from router.config.links import build_links, load_link_classes
+from router.config.model_names import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
@@ -49,7 +50,8 @@ from router.observe.receipts import RecordedDecision
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
-from router.request.core import Core, Routing, build_core
+from router.request.core import Core, build_core
+from router.request.decisions import Routing
 from router.request.inbound import HeaderList
 from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
@@ -164,7 +166,7 @@ class Program:
             continuation=self._continuation,
             hands_over=self._front.hands_over,
         )
-        routing = Routing(self.policies.current, self._classes)
+        routing = Routing(self.policies.current, self._classes, slo_lookup(config))
         return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
     def _build_edge(self) -> OpenAiEdge:

@@ -27,7 +27,7 @@ from router.admission.fair_order import Waiting
 from router.admission.pace import HEADROOM
 from router.admission.tenant import OPEN_TENANT, Tenant
 
-LIMITS = QueueLimits(max_wait_ms=1000.0, burst_ms=0.0, error_share=0.0)
+LIMITS = QueueLimits(max_wait_ms=1000.0, error_share=0.0)
 HEAVY, LIGHT = Tenant(name="heavy"), Tenant(name="light")
 
 
@@ -140,7 +140,7 @@ def test_nobody_waits_longer_than_the_limit_of_the_queue() -> None:
 
 def test_predictions_may_err() -> None:
     """A request that would be in time by less than the error is refused."""
-    limits = QueueLimits(burst_ms=0.0, error_share=0.1)
+    limits = QueueLimits(error_share=0.1)
     assert isinstance(busy(limits, ms=900.0).offer(offer(limit_ms=1101.0), [candidate()], 0.0), Waiting)
     assert isinstance(busy(limits, ms=900.0).offer(offer(limit_ms=1099.0), [candidate()], 0.0), Refusal)
 
@@ -243,7 +243,7 @@ def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
 
 def test_decoding_gets_its_part_of_the_time() -> None:
     """Steps of 25 ms that may take 100 ms on average: prompts for three quarters of the time."""
-    queue = AdmissionQueue(QueueLimits(burst_ms=0.0, rest_ms=0.0), tpot_ms=100.0 * HEADROOM)
+    queue = AdmissionQueue(QueueLimits(rest_ms=0.0), tpot_ms=100.0 * HEADROOM)
     decoding = QueueCandidate("a", 300.0, 300.0, 0.0, 300.0, 25.0)
     assert queue.send_at_once(offer(), decoding, 0.0)
     assert not queue.send_at_once(offer(), decoding, 0.399)
@@ -328,7 +328,7 @@ def test_the_error_of_predictions_is_learnt_from_late_first_tokens() -> None:
 @pytest.mark.parametrize("tenants", [2, 3, 9])
 def test_a_minority_of_the_tenants_moves_no_margin_of_the_others(tenants: int) -> None:
     """However often it misses its limits, also if it comes first."""
-    queue = busy(QueueLimits(burst_ms=0.0, error_share=0.0, rest_ms=50.0), ms=600.0)
+    queue = busy(QueueLimits(error_share=0.0, rest_ms=50.0), ms=600.0)
     names = [f"t{number}" for number in range(tenants)]
     for tenant in (*names[: tenants // 2] * 300, *names * 300):
         is_bad = tenant in names[: tenants // 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.admission.tenant import OPEN_TENANT, Slo
+from router.admission.tenant import NO_SLO, OPEN_TENANT, Slo
 
 
 def test_a_long_prompt_may_take_a_multiple_of_its_idle_prefill() -> None:
@@ -13,5 +13,5 @@ def test_a_long_prompt_may_take_a_multiple_of_its_idle_prefill() -> None:
 
 def test_without_tenants_everybody_is_one_tenant_without_limits() -> None:
     """As before tenants."""
-    assert OPEN_TENANT.slo.ttft_limit_ms(1e9) == float("inf")
+    assert NO_SLO.ttft_limit_ms(1e9) == float("inf") and OPEN_TENANT.slo is None
     assert (OPEN_TENANT.name, OPEN_TENANT.weight, OPEN_TENANT.band) == ("", 1.0, 0)

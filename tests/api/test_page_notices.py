@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.frontends.admin.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present, lateness_of
+from router.observe.declared import of_requests
 from router.types import Matching
 
 LINKS = {"elsewhere": (100.0, 20.0)}
@@ -35,6 +36,14 @@ def shown(present: Present = WELL, **changed: object) -> list[tuple[str, str]]:
 
 def test_nothing_is_said_while_all_is_well() -> None:
     assert shown() == []
+
+
+@pytest.mark.parametrize(("met", "missed", "is_shown"), [(40, 5, True), (46, 5, False), (0, 4, False)])
+def test_a_model_that_misses_its_slo_is_named(met: int, missed: int, is_shown: bool) -> None:
+    """If fewer than nine in ten first tokens of the last minute met it, of either policy; not for a few requests."""
+    rows = [(("m", "a", "true"), [met]), (("m", "a", "false"), [missed - 1]), (("m", "b", "false"), [1])]
+    text = f"{missed} of {met + missed} first tokens of m came later than its SLO."
+    assert shown(metrics={of_requests.SLO_REQUESTS.name: rows}) == ([("slo", text)] if is_shown else [])
 
 
 def test_restarts_of_the_last_minute_are_counted() -> None:

@@ -19,7 +19,6 @@ model: llama-3.1-70b
 pods:
   - {count: 2, hardware: h100x4, kv_tokens: 60000, gpus: 4}
 conditions: {regret_every: 2}
-slo: {ttft_ms: 1000, tpot_ms: 100}
 """
 MIX = """
 sessions_per_s: 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from router.admission.tenant import Slo
-from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.compare import Result, Setting, summarize
 from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 
@@ -20,13 +19,13 @@ def ran(policy: str, *ttft_ms: float, cached_tokens: int = 50, regret_ms: float 
         for ms in ttft_ms
     ]
     pods = {"a": PodUse(1, 30, 1.0, 0), "b": PodUse(1, 10, 1.0, 0)}
-    return summarize(replace(at, policy=policy), Run(outcomes, pods, 1000.0, 100 * len(outcomes)), Admission(slo=SLO))
+    return summarize(replace(at, policy=policy), Run(outcomes, pods, 1000.0, 100 * len(outcomes)), SLO, {})
 
 
 def refused(policy: str) -> Result:
     """A run with one refused request."""
     run = Run([RequestOutcome("chat", 0.0, 100, 1, refused="too long to wait")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
-    return summarize(replace(EASY, policy=policy), run, Admission(slo=SLO))
+    return summarize(replace(EASY, policy=policy), run, SLO, {})
 
 
 def over_seeds(policy: str, *ttft_ms: float) -> list[Result]:

@@ -64,6 +64,12 @@ def refused(folder: Path, text: str) -> str:
             "/router.yaml:4: discovery.kubernetes.deletion_cost",
             "was removed; remove the key, and from each pod what it wrote: `kubectl annotate pods",
         ),
+        (
+            "admission:\n  max_requests: 9\n  slo: {ttft_ms: 500}\n",
+            "/router.yaml:3: admission.slo",
+            "was removed; write `slo: {ttft_ms: 2000, tpot_ms: 100, idle_prefills: 3}` at each entry of `models`",
+        ),
+        ("models:\n- name: m\n  slo: {ttft: 5}\n", "/router.yaml:3: models.0.slo.ttft", "did you mean 'ttft_ms'?"),
         ("receipts:\n  redis_maxlen: 5\n", "/router.yaml:2: receipts.redis_maxlen", "was removed; write `file`"),
         ("colour: red\n", "/router.yaml:1: colour", "valid keys: admin, admission, classes, continuation, discovery"),
         (

@@ -53,7 +53,7 @@ def test_no_message_about_a_value_is_a_librarys(model: type[BaseModel]) -> None:
 
 def test_the_models_are_found() -> None:
     """So that the test above tests something."""
-    assert len(MODELS) > 50
+    assert len(MODELS) >= 50
 
 
 @pytest.mark.parametrize(

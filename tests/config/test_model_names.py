@@ -10,13 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from router.admission.tenant import Slo
 from router.config.load import ENGINE_TOKENIZER
-from router.config.model_names import MAX_FOLDER_MODELS, MAX_NAME_CHARACTERS, ModelNames, with_model_folders
+from router.config.model_names import MAX_FOLDER_MODELS, MAX_NAME_CHARACTERS, ModelNames, slo_lookup, with_model_folders
 from router.config.pod_schema import PodConfig
 from router.config.priors import PodPriors, all_priors
 from router.config.router_file import load_router
-from router.config.schema import CostPrior, ModelConfig, RouterConfig
+from router.config.schema import QUEUE_SLO, CostPrior, ModelConfig, RouterConfig
 from router.errors import ConfigError
+
+OWN, ANY = Slo(ttft_ms=1.0), Slo(ttft_ms=2.0)
 
 
 def models(*given: tuple[str, int]) -> tuple[ModelConfig, ...]:
@@ -42,6 +45,17 @@ def test_an_own_entry_wins_then_the_first_pattern(name: str, size: int | None) -
     found = names.get(name)
     assert (found.block_size_tokens if found else None) == size
     assert found is None or found.name == found.generation().model == name
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "queued"), [("a", OWN, OWN), ("b-1", ANY, ANY), ("c", None, QUEUE_SLO), ("d", None, QUEUE_SLO)]
+)
+def test_a_model_has_the_slo_of_its_entry_or_that_of_the_queue(name: str, plain: Slo | None, queued: Slo) -> None:
+    """The entry may be a pattern; `slo: {}` and a model without an entry have none."""
+    listed = [{"name": "a", "slo": OWN}, {"name": "b-*", "slo": ANY}, {"name": "c", "slo": {}}]
+    for admission, slo in ((None, plain), ({}, queued)):
+        config = RouterConfig.model_validate({"models": listed, "admission": admission})
+        assert slo_lookup(config)(name) == slo
 
 
 def test_pods_of_a_pattern_start_with_its_cost() -> None:

@@ -120,6 +120,10 @@ def test_every_file_with_a_match_is_in_force(tmp_path: Path) -> None:
         ("extends: base\nmatch:\n  stream: maybe\n", "/mine.yaml:5: match.stream: must be true or false"),
         ("extends: base\npercent: 5\n", "requires `match`"),
         ("extends: base\nmatch: {}\npercent: 0\n", "/mine.yaml:5: percent: must be greater than 0"),
+        (
+            "extends: base\nslo: {ttft_ms: 5}\n",
+            "/mine.yaml:4: slo: was removed; write `slo: {ttft_ms: ..}` at the model's",
+        ),
         ("extends: base\nshadow: {policy: base}\n", "/mine.yaml:4: shadow: was removed; record receipts"),
         (
             "extends: base\nretry: {attempts: 0}\n",

@@ -37,13 +37,13 @@ tenants:
   band: 1
   slo: {ttft_ms: 2000}
   suspended: true
-- name: open
+- {name: open, slo: {}}
 """
     acme, plain = written(tmp_path, text).read().by_name.values()
     assert (acme.name, acme.weight, acme.band, acme.slo, acme.is_suspended) == ("acme", 2, 1, Slo(ttft_ms=2000), True)
     assert acme.may_use("qwen", "") and acme.may_use("llama-3", "")
     assert not (acme.may_use("qwen-2", "") or acme.may_use("qwen", "lora"))
-    assert plain.may_use("any", "lora") and plain.weight == 1
+    assert plain.may_use("any", "lora") and plain.weight == 1 and plain.slo is None
 
 
 def test_salts_differ_except_in_a_group(tmp_path: Path) -> None:

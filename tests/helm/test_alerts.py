@@ -34,8 +34,8 @@ WELL: Mapping[str, str] = {
     f'warmroute_requests_total{{{TARGET},model="m",result="ok"}}': "0+600",
     f'warmroute_requests_total{{{TARGET},model="m",result="pod_error"}}': "0+1",
     f'warmroute_requests_total{{{TARGET},model="m",result="malformed_request"}}': "0+300",
-    f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="true"}}': "0+99",
-    f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="false"}}': "0+1",
+    f'warmroute_slo_requests_total{{{TARGET},model="m",policy="p",met="true"}}': "0+95",
+    f'warmroute_slo_requests_total{{{TARGET},model="m",policy="p",met="false"}}': "0+5",
     f"warmroute_pod_slowdown_ratio{{{POD}}}": "1.3",
     f'warmroute_pod_slowdown_ratio{{{TARGET},exported_pod="gpu-1"}}': "1",
     f"warmroute_pod_restarts_total{{{POD}}}": "0+0",
@@ -99,8 +99,8 @@ INCIDENTS: Mapping[str, Incident] = {
         changed(f'warmroute_requests_total{{{TARGET},model="m",result="pod_error"}}', "0+60"), {"namespace": "llm"}
     ),
     "WarmrouteSloMissed": Incident(
-        changed(f'warmroute_policy_slo_requests_total{{{TARGET},policy="p",met="true"}}', None),
-        {"namespace": "llm", "policy": "p"},
+        changed(f'warmroute_slo_requests_total{{{TARGET},model="m",policy="p",met="true"}}', "0+40"),
+        {"namespace": "llm", "model": "m"},
     ),
     "WarmroutePodEjected": Incident({READY: "0", EJECTED: "1"}, OF_POD),
     "WarmroutePodSlow": Incident(changed(f"warmroute_pod_slowdown_ratio{{{POD}}}", "2.6"), OF_POD),
@@ -166,6 +166,17 @@ def test_every_alert_has_an_incident_and_every_series_is_declared() -> None:
 def test_no_alert_fires_while_all_is_well(tmp_path: Path) -> None:
     """Also for clients that send invalid requests, and engines that report no cached tokens for half of the prompts."""
     check(tmp_path, {}, {alert.name: [] for alert in ALERTS})
+
+
+@pytest.mark.parametrize(("met", "missed", "fires"), [(None, "0+9", True), (None, None, False)])
+def test_a_model_misses_its_slo_with_no_first_token_in_time_and_never_without_one(
+    tmp_path: Path, met: str | None, missed: str | None, fires: bool
+) -> None:
+    """A model without an SLO has no series."""
+    start, alert = f'warmroute_slo_requests_total{{{TARGET},model="m",policy="p",met=', "WarmrouteSloMissed"
+    fired = {"exp_labels": {"namespace": "llm", "model": "m", "severity": "warning"}}
+    changes = {**changed(f'{start}"true"', met), **changed(f'{start}"false"', missed)}
+    check(tmp_path, changes, {alert: [fired] if fires else []})
 
 
 @pytest.mark.parametrize("name", INCIDENTS)

@@ -45,6 +45,13 @@ def test_the_router_accepts_its_mounted_configuration(name: str, tmp_path: Path)
     }
 
 
+def test_where_alerts_are_installed_each_model_has_an_slo(name: str) -> None:
+    """Without one, WarmrouteSloMissed cannot fire."""
+    if example(name).all("PrometheusRule"):
+        models = example(name).router_config["models"]
+        assert models and all(model.get("slo") for model in models)
+
+
 def test_publishers_accept_the_configuration_of_sidecars(name: str, tmp_path: Path) -> None:
     path = tmp_path / "sidecar.yaml"
     path.write_text(example(name).one("ConfigMap", suffix="r-warmroute")["data"]["sidecar.yaml"])

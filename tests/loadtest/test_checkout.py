@@ -23,6 +23,16 @@ def test_an_older_router_gets_its_own_key_for_the_self_test() -> None:
     assert not OLD.has_admin_port
 
 
+def test_an_older_queue_gets_the_slo_of_the_first_model() -> None:
+    """In the limits that it would have chosen itself; without a queue an older router has no SLO."""
+    old, slo = Checkout(Path("old"), Path("python"), frozenset({"models", "admission"})), {"ttft_ms": 9.0}
+    found = old.known({"models": [{"name": "m", "slo": slo}], "admission": {"max_requests": 1}})
+    limits = {"ttft_ms": 9.0, "tpot_ms": "inf", "idle_prefills": 0.0}
+    assert found == {"models": [{"name": "m"}], "admission": {"max_requests": 1, "slo": limits}}
+    assert old.known({"models": [{"name": "m", "slo": slo}]}) == {"models": [{"name": "m"}]}
+    assert HERE.known({"models": [{"name": "m", "slo": slo}]}) == {"models": [{"name": "m", "slo": slo}]}
+
+
 def test_settings_that_a_router_lacks_are_named() -> None:
     with pytest.raises(UnknownSettings, match="old has no setting admission, tenants"):
         OLD.known({**CONFIG, "tenants": "tenants.yaml", "admission": {}})

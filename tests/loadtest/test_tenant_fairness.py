@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.tenant_fairness import KEYS, NOISY, QUIET, compare, config_of, sessions_of
+from router.admission.tenant import Slo
 from router.cli.child_processes import FleetPlan
 from router.cli.load_driver import RequestResult
 from router.config.schema import RouterConfig
@@ -52,6 +53,6 @@ def test_the_router_knows_both_keys(tmp_path: Path) -> None:
     plan = FleetPlan(pods=1, num_blocks=100, time_scale=3.0)
     path = tmp_path / "tenants.yaml"
     config = RouterConfig.model_validate(config_of(plan, ["http://127.0.0.1:1"], path))
-    assert config.admission is not None and config.admission.slo.ttft_ms == 6000.0
+    assert config.admission is not None and config.models[0].slo == Slo(6000.0, 300.0, 3.0)
     found = [TenantFile(path).read().find(key.encode(), 0.0) for key in KEYS.values()]
     assert [one and one.name for one in found] == list(KEYS)

@@ -18,7 +18,7 @@ from router.policy.recording import RecordedScene, record
 from tests.policy.scenes import pod, policy, prompt, request, scene
 
 SERVED = Candidate(Direct(pod("a")), Cost((), (), 0.0))
-MINE = policy(slo={"ttft_ms": 500.0})
+MINE = policy()
 
 
 def value(registry: Registry, name: str, **labels: str) -> float | None:
@@ -37,17 +37,18 @@ def decided(workload: str, tenant: str, *, prompt_tokens: int | None = None) -> 
 
 
 def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
-    """SLOs only where a policy has one; tokens of served requests only."""
+    """SLOs only where it has one; tokens of served requests only."""
     registry = Registry()
     metrics = ClassMetrics(registry)
     for outcome in (
-        ended(prompt_tokens=100, cached_tokens=60, ttft_ms=400.0),
-        ended(prompt_tokens=100, ttft_ms=600.0),
-        ended(prompt_tokens=100, result="client_gone"),
+        ended(prompt_tokens=100, cached_tokens=60, ttft_ms=400.0, ttft_limit_ms=500.0),
+        ended(prompt_tokens=100, ttft_ms=600.0, ttft_limit_ms=500.0),
+        ended(prompt_tokens=100, ttft_ms=600.0, result="client_gone"),
     ):
         metrics.settle(outcome, decided("chat", "acme", prompt_tokens=100), MINE)
-    assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="true") == 1
-    assert value(registry, "warmroute_policy_slo_requests_total", policy="mine", met="false") == 1
+    labels = {"model": "m", "policy": "mine"}
+    assert value(registry, "warmroute_slo_requests_total", **labels, met="true") == 1
+    assert value(registry, "warmroute_slo_requests_total", **labels, met="false") == 1
     assert value(registry, "warmroute_tenant_prompt_tokens_total", tenant="acme", stage="all") == 200
     requests = {result: {"class": "chat", "tenant": "acme", "result": result} for result in ("ok", "client_gone")}
     assert value(registry, "warmroute_class_requests_total", **requests["ok"]) == 2

@@ -130,15 +130,13 @@ def test_splits_need_a_price_and_leave() -> None:
     assert not parse_policy({**PLAIN, "pd": {"splits": True}}).splits
 
 
-def test_match_percent_and_slo_are_fields_of_the_policy() -> None:
-    """Match, share, attempts and target; without a word everything, as configured, nothing."""
+def test_match_and_percent_are_fields_of_the_policy() -> None:
+    """Match, share and attempts; without a word everything, as configured."""
     plain = parse_policy(PLAIN)
-    assert (plain.match, plain.percent, plain.attempts, plain.slo_ttft_ms) == (None, 100, None, None)
-    said = parse_policy(
-        PLAIN | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}} | {"slo": {"ttft_ms": 800}}
-    )
+    assert (plain.match, plain.percent, plain.attempts) == (None, 100, None)
+    said = parse_policy(PLAIN | {"match": {"tenant": "acme"}, "percent": 5, "retry": {"attempts": 1}})
     assert said.match is not None and said.match.tenant == ("acme",)
-    assert (said.percent, said.attempts, said.slo_ttft_ms) == (5, 1, 800)
+    assert (said.percent, said.attempts) == (5, 1)
 
 
 @pytest.mark.parametrize(

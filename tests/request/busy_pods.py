@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from router.admission.tenant import Tenant
+from router.admission.tenant import Slo, Tenant
 from router.config.schema import AdmissionConfig
 from router.types import InferenceRequest, Links, PodSpeed, PromptPrefix
 from tests.request.memory_front import MemoryExchange
@@ -50,8 +50,8 @@ class Client:
 class BusyPods(Rig):
     """Three pods that compute a prompt at a time, in `prefill_s`. `PROMPT` is that of every chat that can be read."""
 
-    def __init__(self, admission: AdmissionConfig, prefill_s: float) -> None:
-        super().__init__(admission=admission)
+    def __init__(self, prefill_s: float) -> None:
+        super().__init__(admission=AdmissionConfig(), slo=Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0))
         self.known.fleet.calibrate(dict.fromkeys("abc", PodSpeed(0.0, prefill_s * 1000 / 50, 0.0)), Links())
         self._prefill_s = prefill_s
         self._free_s = dict.fromkeys("abc", self.now_s)

@@ -10,10 +10,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from router.admission.quotas import Quotas
+from router.admission.tenant import Slo
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index
+from router.config.model_names import slo_lookup
 from router.config.policy_files import load_classes
-from router.config.schema import AdmissionConfig, Limits, RouterConfig
+from router.config.schema import AdmissionConfig, Limits, ModelConfig, RouterConfig
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
@@ -31,7 +33,8 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import Routing, build_core
+from router.request.core import build_core
+from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList, Inbound
 from router.request.quota_charges import QuotaCharges
@@ -94,6 +97,7 @@ class CoreOfPods:
         trusts_uuids: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         admission: AdmissionConfig | None = None,
+        slo: Slo | None = None,
     ) -> None:
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), WatchedStore(), Metrics()
         self.publishes_events = True
@@ -121,13 +125,14 @@ class CoreOfPods:
             edge=Edge(trust_engine_fields=trusts_uuids),
             limits=Limits(retries=retries),
             admission=admission,
+            models=(ModelConfig(name="m", slo=slo),),
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
         self.ended: list[EndedRequest] = []
         self.quotas = Quotas()
         recording = observers(self.metrics, self.recent, RequestLog("json", write=self.log_lines.append))
         recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
-        routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES))
+        routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES), slo_lookup(self.config))
         settings = core_settings(
             self.config,
             QuotaCharges(self.quotas, clock),

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.admission.tenant import Tenant
-from router.config.schema import AdmissionConfig, SloConfig
 from tests.request.busy_pods import BusyPods, Kind
 
-ADMISSION = AdmissionConfig(slo=SloConfig(ttft_ms=2000.0, tpot_ms=100.0))
 PREFILL_S, RUN_S, CLIENTS = 0.25, 40.0, 8
 GOOD, OTHER = Kind("good"), Kind("other")
 HURRIED = Kind("other", headers=((b"x-request-deadline-ms", b"700"),))
@@ -17,7 +15,7 @@ HURRIED = Kind("other", headers=((b"x-request-deadline-ms", b"700"),))
 def served(*, is_slow: bool = False, is_hurried: bool = False) -> int:
     """How many requests of the good tenant are served when the answers of another one were slow, or while all its
     requests have deadlines that they miss."""
-    busy = BusyPods(ADMISSION, PREFILL_S)
+    busy = BusyPods(PREFILL_S)
     busy.run(1.0, {GOOD: 1})
     assert busy.known.core.queues is not None
     queue = busy.known.core.queues._queues["m"]
@@ -38,7 +36,7 @@ def test_a_tenant_that_tries_moves_the_goodput_of_another_by_less_than_two_perce
 @pytest.mark.parametrize("headers", [(), ((b"x-request-deadline-ms", b"1000"),)], ids=["own limit", "chosen limit"])
 def test_only_limits_of_the_slo_teach_how_late_a_request_may_be(headers: tuple[tuple[bytes, bytes], ...]) -> None:
     """A client could choose one to be missed."""
-    busy = BusyPods(ADMISSION, PREFILL_S)
+    busy = BusyPods(PREFILL_S)
     hurried, chat = Kind("t", headers=headers), {Kind("t"): 3}
     busy.run(1.0, chat)
     assert busy.known.core.queues is not None
@@ -54,7 +52,7 @@ def test_only_limits_of_the_slo_teach_how_late_a_request_may_be(headers: tuple[t
 
 
 def test_the_answers_of_a_tenant_move_no_price_of_another() -> None:
-    busy = BusyPods(ADMISSION, PREFILL_S)
+    busy = BusyPods(PREFILL_S)
     for _ in range(500):
         busy.known.output_lengths.answered("m", 40, "good")
         busy.known.output_lengths.answered("m", 4000, "other")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from router.admission.quotas import Quota
-from router.admission.tenant import OPEN_TENANT, Tenant
-from router.config.schema import AdmissionConfig, SloConfig
+from router.admission.tenant import OPEN_TENANT, Slo, Tenant
+from router.config.schema import AdmissionConfig
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.request.clock import Clock
@@ -123,7 +123,7 @@ def test_a_tenants_quota_refuses_before_the_prompt_is_read() -> None:
 
 def test_requests_wait_for_a_place_and_go_in_turn() -> None:
     """With the queue on, in front of pods that are busy."""
-    rig = Rig(admission=AdmissionConfig(max_wait_ms=60_000.0, slo=SloConfig(ttft_ms=60_000.0)))
+    rig = Rig(admission=AdmissionConfig(max_wait_ms=60_000.0), slo=Slo(ttft_ms=60_000.0, tpot_ms=100.0))
     served = [rig.chat(messages=[{"role": "user", "content": str(number)}]) for number in range(40)]
     assert any(not one.asked and not one.is_over for one in served)
     for _ in range(2000):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from router.admission.tenant import Tenant
-from router.config.schema import AdmissionConfig, SloConfig
 from tests.request.busy_pods import BusyPods, Kind
 
 PREFILL_S, CLIENTS, RUN_S = 0.5, 30, 40.0
-ADMISSION = AdmissionConfig(slo=SloConfig(ttft_ms=2000.0, tpot_ms=100.0))
 MESSAGES = [{"role": "user", "content": ""}]
 UNREAD = {
     "truncated": Kind("unread", fields={"messages": MESSAGES, "truncate_prompt_tokens": 9}),
@@ -22,13 +20,13 @@ READ = Kind("read")
 @pytest.mark.parametrize("kind", UNREAD)
 def test_tenants_whose_prompts_are_not_read_get_the_same_share(kind: str) -> None:
     """They are priced by the bytes of their bodies."""
-    served = BusyPods(ADMISSION, PREFILL_S).run(RUN_S, {READ: CLIENTS, UNREAD[kind]: CLIENTS})
+    served = BusyPods(PREFILL_S).run(RUN_S, {READ: CLIENTS, UNREAD[kind]: CLIENTS})
     assert served.total() > 0.6 * 3 * RUN_S / PREFILL_S
     assert served["unread"] == pytest.approx(served["read"], rel=0.12)
 
 
 def test_what_needs_no_prompt_does_not_wait() -> None:
     """Such as a request without a body."""
-    busy = BusyPods(ADMISSION, PREFILL_S)
+    busy = BusyPods(PREFILL_S)
     busy.run(5.0, {READ: CLIENTS})
     assert all(busy.front.receive("/v1/other", b"", Tenant(name="read"), method="GET").asked for _ in range(9))

@@ -7,12 +7,13 @@ import asyncio
 import httpx
 import pytest
 
-from router.config.schema import AdmissionConfig, SloConfig
+from router.admission.tenant import Slo
+from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
-PATIENT = AdmissionConfig(slo=SloConfig(ttft_ms=60_000.0, tpot_ms=1.0), max_wait_ms=60_000.0)
+PATIENT = {"admission": AdmissionConfig(max_wait_ms=60_000.0), "model": {"slo": Slo(ttft_ms=60_000.0, tpot_ms=1.0)}}
 """Decoding leaves a twentieth of the time to prompts, so a pod is closed for 20 times a prefill."""
 
 
@@ -41,7 +42,7 @@ async def test_while_pods_are_open_requests_go_at_once(deploy: Deploy) -> None:
 
 async def test_a_request_waits_in_the_router_until_its_pod_is_open(deploy: Deploy, pods_open: asyncio.Event) -> None:
     """It is answered, and the time to first token that is compared with the prediction is that of the pod."""
-    async with deploy(1, admission=PATIENT) as deployment:
+    async with deploy(1, **PATIENT) as deployment:
         asked = [asyncio.create_task(deployment.chat(chat(number))) for number in range(2)]
         await deployment.until(lambda: counted(deployment, "queued") == 1)
         pods_open.set()
@@ -52,7 +53,7 @@ async def test_a_request_waits_in_the_router_until_its_pod_is_open(deploy: Deplo
 
 async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy, pods_open: asyncio.Event) -> None:
     """The next one is served."""
-    async with deploy(1, admission=PATIENT) as deployment:
+    async with deploy(1, **PATIENT) as deployment:
         first = asyncio.create_task(deployment.chat(chat(1)))
         await deployment.until(lambda: len(deployment.program.pods.ledger.own()) == 1 or first.done())
         second = asyncio.create_task(deployment.chat(chat(2)))
@@ -66,7 +67,7 @@ async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy, po
 
 async def test_clients_that_leave_at_any_time_do_not_keep_others_waiting(deploy: Deploy) -> None:
     """Half of them leave, some while they are about to be sent."""
-    async with deploy(2, admission=PATIENT) as deployment:
+    async with deploy(2, **PATIENT) as deployment:
         tasks = [asyncio.create_task(deployment.chat(chat(number, 200))) for number in range(24)]
         for leaving in tasks[::2]:
             await deployment.until(lambda: counted(deployment, "queued") > 0 or all(one.done() for one in tasks))
@@ -78,7 +79,7 @@ async def test_clients_that_leave_at_any_time_do_not_keep_others_waiting(deploy:
 
 async def test_a_request_that_would_be_late_is_refused_with_the_time_to_come_back(deploy: Deploy) -> None:
     """By the SLO, or by the client's own deadline."""
-    async with deploy(1, admission=PATIENT) as deployment:
+    async with deploy(1, **PATIENT) as deployment:
         hurried = {"x-request-deadline-ms": "1"}
         body = {"model": "demo", "messages": chat(1), "max_tokens": 2}
         refused = await deployment.client.post("/v1/chat/completions", json=body, headers=hurried)
@@ -94,7 +95,7 @@ async def test_a_request_that_would_be_late_is_refused_with_the_time_to_come_bac
 
 async def test_slow_answers_make_pods_rest_longer_between_prompts(deploy: Deploy) -> None:
     """A pod that takes more than the SLO for each token; not if the client chose a deadline."""
-    async with deploy(1, admission=AdmissionConfig(slo=SloConfig(tpot_ms=0.001))) as deployment:
+    async with deploy(1, admission=AdmissionConfig(), model={"slo": Slo(ttft_ms=2000.0, tpot_ms=0.001)}) as deployment:
         whole = {"model": "demo", "messages": chat(1, 4), "max_tokens": 4}
         stream = {**whole, "stream": True}
         usage = {**stream, "stream_options": {"include_usage": True}}

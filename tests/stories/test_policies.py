@@ -218,12 +218,3 @@ async def test_a_policy_sets_the_number_of_attempts(deploy: Deploy, folder: Path
         engine = next(one for one in deployment.engines if one.url.endswith(pod))
         engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE))
         assert (await deployment.chat(chat(1))).status_code == status
-
-
-async def test_met_and_missed_targets_are_counted(deploy: Deploy, folder: Path) -> None:
-    """Streamed responses under a policy with targets."""
-    (folder / "mine.yaml").write_text(default() + "slo: {ttft_ms: 60000}\n")
-    async with deploy(policy="mine", policies=folder) as deployment:
-        await deployment.chat(chat(1), stream=True)
-        await deployment.chat(chat(1))
-        assert await metric(deployment, 'warmroute_policy_slo_requests_total{met="true",policy="mine"}') == "1.0"

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.config.schema import AdmissionConfig, SloConfig
+from router.admission.tenant import Slo
+from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
 from router.observe.ended import UsedTokens
 from router.sim.mock.faults import Fault, FaultKind
@@ -23,7 +24,7 @@ from tests.stories.test_usage import lines
 from tests.stories.test_websockets import connected
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
-CLOSED = AdmissionConfig(slo=SloConfig(ttft_ms=60_000.0, tpot_ms=1.0), max_wait_ms=60_000.0)
+CLOSED = {"admission": AdmissionConfig(max_wait_ms=60_000.0), "model": {"slo": Slo(ttft_ms=60_000.0, tpot_ms=1.0)}}
 """Decoding leaves a twentieth of the time to prompts, so a pod is closed for 20 times a prefill."""
 QUEUED = b'{"id":"resp_1","object":"response","status":"queued","output":[],"usage":null}'
 CANCELLED = b'{"id":"resp_1","object":"response","status":"cancelled","output":[],"usage":null}'
@@ -81,7 +82,7 @@ async def test_answers_and_failures_of_a_pod_have_a_line(deploy: Deploy, tmp_pat
 async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
     """By the model, which counts as a request, the queue, the quota; not those that are refused before their key is
     checked, or for it."""
-    async with billed(deploy, tmp_path, "{requests_per_minute: 2}", admission=CLOSED) as (deployment, usage):
+    async with billed(deploy, tmp_path, "{requests_per_minute: 2}", **CLOSED) as (deployment, usage):
         assert (await send(deployment, {"authorization": "Bearer unknown"})).status_code == 401
         assert (await send(deployment, model="none")).status_code == 404
         assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
@@ -99,7 +100,7 @@ async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) ->
     """In the queue, where they used nothing, and in a stream."""
     endless = body("x " * 999, max_tokens=4000, stream=True)
     async with (
-        billed(deploy, tmp_path, admission=CLOSED, engine={"time_scale": 0.2}) as (deployment, usage),
+        billed(deploy, tmp_path, **CLOSED, engine={"time_scale": 0.2}) as (deployment, usage),
         deployment.client.stream("POST", CHAT, json=endless) as stream,
     ):
         lines_of_stream = stream.aiter_lines()  # dropped, it would close the stream

@@ -114,6 +114,10 @@ class MetricsGrowth:
     def unread(self) -> dict[str, float]:
         return self._values(of_requests.UNREAD_PROMPTS)
 
+    def slo_requests(self, met: str) -> defaultdict[str, float]:
+        """Those that met the SLO of their model ("true"), or did not, by model."""
+        return self._values(of_requests.SLO_REQUESTS, lambda labels: labels[0] if labels[-1] == met else None)
+
     def requests(self) -> float:
         return sum(self._values(of_requests.CLASS_REQUESTS).values())
 

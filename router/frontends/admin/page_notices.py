@@ -32,8 +32,8 @@ RECENT_S = 15.0
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 """How late the latest first tokens of a pod are, and how many of them and of other pods' are needed for a notice. It
 appears sooner than one about a learnt slowdown."""
-MIN_UNREAD = 5
-"""Fewer requests that were routed by load only in a minute are not shown."""
+MIN_UNREAD, MIN_MISSED = 5, 5
+"""Fewer requests that were routed by load only, or missed their SLO, in a minute are not shown."""
 LATEST_DECISIONS = 500
 RELOAD_SHOWN_S = 600.0
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
@@ -102,10 +102,12 @@ class CountedHistory:
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
         first, now = self._kept[0], self.now
+        grown = MetricsGrowth(now.metrics, {} if first is now else first.metrics)
         return [
             *_pods(present),
+            *_slo(grown),
             *_matching(present),
-            *_unread(MetricsGrowth(now.metrics, {} if first is now else first.metrics)),
+            *_unread(grown),
             *_restarts(first, now, present.pods),
             *_policies(present),
             *_index(present),
@@ -165,6 +167,14 @@ def _pods(present: Present) -> Iterator[Notice]:
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
         yield Notice("events", text)
+
+
+def _slo(grown: MetricsGrowth) -> Iterator[Notice]:
+    met = grown.slo_requests("true")
+    for model, missed in islice(grown.slo_requests("false").items(), MAX_NAMES):
+        count = met[model] + missed
+        if missed >= MIN_MISSED and met[model] < thresholds.SLO_SHARE * count:
+            yield Notice("slo", f"{missed:.0f} of {count:.0f} first tokens of {_short(model)} came later than its SLO.")
 
 
 def _matching(present: Present) -> Iterator[Notice]:

@@ -139,7 +139,7 @@ QUOTA_REFUSALS = counter(
     "tenant limit",
 )
 SLO_REQUESTS = counter(
-    "warmroute_policy_slo_requests",
-    "Streamed requests of policies with slo.ttft_ms, by whether the first token met it.",
-    "policy met",
+    "warmroute_slo_requests",
+    "Streamed requests of models and tenants with an SLO, by whether the first token met it.",
+    "model policy met",
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
 from pydantic import ConfigDict
 
 from router.admission.admission_queue import QueueLimits
-from router.admission.tenant import OPEN_TENANT, Slo, Tenant
+from router.admission.tenant import Tenant
 from router.request.queues import QueueSettings
 
 
@@ -25,19 +25,13 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A rule, and who sends what. `tenants`: by the kind of a session; others belong to one tenant. `slo`: of tenants
-    that have none."""
+    """A rule, and who sends what. `tenants`: by the kind of a session; others belong to one tenant."""
 
     rule: Rule = Rule.NONE
-    slo: Slo = OPEN_TENANT.slo
     queue: QueueLimits = field(default_factory=QueueLimits)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    def tenant_of(self, kind: str) -> Tenant:
-        tenant = self.tenants.get(kind, OPEN_TENANT)
-        return replace(tenant, slo=self.slo) if tenant.slo == OPEN_TENANT.slo else tenant
-
     def queue_settings(self, routers: int) -> QueueSettings | None:
         """The queue of one of `routers` equal routers; None without one."""
-        return QueueSettings(self.queue, self.slo, lambda: routers) if self.rule is Rule.QUEUE else None
+        return QueueSettings(self.queue, lambda: routers) if self.rule is Rule.QUEUE else None

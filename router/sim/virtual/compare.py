@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
+from router.admission.tenant import Slo, Tenant
 from router.policy.spec import Policy
-from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.outcome import Run, RunFigures, figures
 from router.sim.virtual.router_view import RouterSettings
 from router.sim.virtual.scenario import FleetSpec, Prior
@@ -26,6 +26,7 @@ TrafficAt: TypeAlias = Callable[[float, int], Traffic]
 """(load, seed) -> the traffic, with arrivals `load` times as fast."""
 
 QUANTILES = 200
+DEFAULT_SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,29 +57,28 @@ class Experiment:
     prior: Prior
     policies: Mapping[str, Policy]
     traffic: TrafficAt
+    slo: Slo = DEFAULT_SLO
 
     def run(self, setting: Setting, on_progress: OnEnded = ignore_progress) -> Result:
         spec, traffic = self.fleet.with_pods(setting.pods), self.traffic(setting.load, setting.seed)
-        admission = replace(spec.admission, slo=spec.slo)
         world = World(
             spec.build(self.prior),
             self.policies[setting.policy],
             spec.conditions,
-            routers=RouterSettings(knowledge=spec.knowledge),
+            routers=RouterSettings(knowledge=spec.knowledge, slo=self.slo),
             block_size_tokens=traffic.block_size_tokens,
             seed=setting.seed,
-            admission=admission,
+            admission=spec.admission,
         )
-        return summarize(setting, world.run(traffic, on_progress), admission)
+        return summarize(setting, world.run(traffic, on_progress), self.slo, spec.admission.tenants)
 
 
-def summarize(setting: Setting, run: Run, admission: Admission) -> Result:
+def summarize(setting: Setting, run: Run, slo: Slo, tenants: Mapping[str, Tenant]) -> Result:
     ttft_ms = np.array([one.ttft_ms for one in run.outcomes if not one.refused])
     quantiles = np.quantile(ttft_ms, np.linspace(0, 1, QUANTILES + 1)).tolist() if len(ttft_ms) else []
     work = sorted((pod.computed_tokens for pod in run.pods.values()), reverse=True)
     regret_ms = [one.regret_ms for one in run.outcomes if not math.isnan(one.regret_ms)]
-    slo_by_kind = {name: admission.tenant_of(name).slo for name in admission.tenants}
-    found = figures(run, admission.slo, slo_by_kind)
+    found = figures(run, slo, {name: tenant.slo for name, tenant in tenants.items() if tenant.slo})
     return Result(setting, found, quantiles, work, regret_ms, run.duration_ms / 1000)
 
 

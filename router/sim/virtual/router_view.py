@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
+from router.admission.tenant import NO_SLO, Slo
 from router.config.policy_files import load_classes
 from router.config.schema import Limits
 from router.decision import RouteDecision
@@ -34,7 +35,8 @@ from router.policy.retry import RetryBudget
 from router.policy.spec import Policy
 from router.request.attempt_rules import AttemptRules
 from router.request.clock import Clock
-from router.request.core import CoreSettings, Observers, Routing, build_core
+from router.request.core import CoreSettings, Observers, build_core
+from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
 from router.request.predictions import PredictionLimits
 from router.request.queues import ModelQueue, QueueSettings
@@ -82,6 +84,7 @@ class RouterSettings:
 
     knowledge: Knowledge = field(default_factory=Knowledge)
     observers: Observers = UNOBSERVED
+    slo: Slo = NO_SLO
     rule: HitRule | None = None
     """What hits on the pods; None: what they hold without a gap."""
 
@@ -145,6 +148,7 @@ class RouterView:
         self._policies = PolicySet(policy)
         self._settings = settings
         self._queue = queue
+        self.slo = settings.slo
         self._clock = clock
         self._refresh = refresh
         self._calls: dict[ModelQueue, int] = {}
@@ -165,7 +169,7 @@ class RouterView:
             calibrator=Calibrator(Calibration(), Unrecorded(), self._links),
         )
         clock = Clock(lambda: self._clock.now_s, lambda: self._clock.now_s)
-        routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)))
+        routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)), lambda _model: self.slo)
         settings = CoreSettings(rules=_rules(self._settings.knowledge), queue=self._queue)
         self.core = build_core(state, settings, routing, self._settings.observers, clock)
         if self.core.queues is not None:

@@ -4,7 +4,6 @@
     pods:
       - {count: 16, hardware: h100x4, kv_tokens: 461376}
     link: {t0_ms: 0.4, gb_per_s: 12.1}
-    slo: {ttft_ms: 2000, tpot_ms: 100}
 
 The CLI reads the file and provides the models' coefficients.
 """
@@ -20,7 +19,6 @@ from typing import Annotated, ClassVar, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import PlainValidator as Parsed
 
-from router.admission.tenant import Slo
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.errors import ConfigError
 from router.sim.virtual.admission_rules import Admission
@@ -129,7 +127,7 @@ _KV_GROUP = re.compile(r"(?:([1-9]\d*) x )?(?:(full|state)|window ([1-9]\d*))")
 
 
 class FleetSpec(StrictSpec):
-    """A fleet file: pods, links, conditions and the SLO. With `kv_groups`, an engine's blocks are those of the traffic,
+    """A fleet file: pods, links and conditions. With `kv_groups`, an engine's blocks are those of the traffic,
     and `kv_tokens` counts the blocks of all groups."""
 
     about: str = ""
@@ -144,7 +142,6 @@ class FleetSpec(StrictSpec):
     conditions: Conditions = Conditions()
     knowledge: Knowledge = Knowledge()
     believed: BelievedSpec = BelievedSpec()
-    slo: Slo = Slo()
     admission: Admission = Admission()
 
     @property

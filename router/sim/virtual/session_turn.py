@@ -62,10 +62,6 @@ class SessionTurn:
         self._tracker = self.core.requests.tracker(self.context)
         self.core.requests.endings.begin()
 
-    @property
-    def ttft_limit_ms(self) -> float:
-        return self.context.tenant.slo.ttft_limit_ms(self.outcome.idle_prefill_ms)
-
     def prepare(self, error: RouterError | None = None) -> Ticket | None:
         """The ticket that the request waits for; None: it may be attempted. To be called again when the ticket is
         settled, with its error. Raises `RouterError`."""

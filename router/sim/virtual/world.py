@@ -14,6 +14,7 @@ from itertools import cycle
 from random import Random
 from typing import Any, ClassVar, TypeAlias
 
+from router.admission.tenant import OPEN_TENANT
 from router.decision import Candidate, Pull, Split
 from router.errors import ConfigError, RouterError
 from router.policy.decide import expected_ttft_ms
@@ -144,7 +145,7 @@ class World:
         outcome.idle_prefill_ms = min(speed.prefill_ms(request.prompt_tokens) for speed in self._speeds)
         self._outcomes.append(outcome)
         self._running += 1
-        request_id, tenant = str(len(self._outcomes)), self._admission.tenant_of(session.kind)
+        request_id, tenant = str(len(self._outcomes)), self._admission.tenants.get(session.kind, OPEN_TENANT)
         context = new_context(request_id, repr(session.start_s), tenant, self._generation.model, self._clock.now_s)
         self._prepare(SessionTurn(next(self._next_router), context, session, number, self._generation, outcome))
 

@@ -48,10 +48,10 @@ def test_variants_are_the_policies_then_a_tier_then_disaggregated() -> None:
 def setup(policies: dict[str, Policy]) -> Experiment:
     """A fleet that needs more than one pod for this traffic, an SLO, and a link."""
     group = PodsSpec(count=1, hardware="h", kv_tokens=20_000, gpus=2)
-    link, slo = LinkSpec(t0_ms=0.5, gb_per_s=10.0), Slo(ttft_ms=400.0, tpot_ms=50.0)
-    fleet = FleetSpec(model="m", pods=(group,), link=link, slo=slo)
+    fleet = FleetSpec(model="m", pods=(group,), link=LinkSpec(t0_ms=0.5, gb_per_s=10.0))
+    slo = Slo(ttft_ms=400.0, tpot_ms=50.0)
     mix = small_mix(10.0)
-    return Experiment(fleet, prior, policies, lambda load, seed: mix.traffic(speedup=4 * load, seed=seed))
+    return Experiment(fleet, prior, policies, lambda load, seed: mix.traffic(speedup=4 * load, seed=seed), slo)
 
 
 def share(setup: Experiment, policy: str, pods: int) -> float:
@@ -86,7 +86,7 @@ def test_disaggregation_needs_two_pods_and_reports_its_layout(setup: Experiment)
 def test_a_dram_tier_computes_less_with_the_same_pods(setup: Experiment) -> None:
     """Blocks that the GPU evicted are loaded instead."""
     group = setup.fleet.pods[0].model_copy(update={"kv_tokens": 4000})
-    small = replace(setup, fleet=setup.fleet.model_copy(update={"slo": Slo(), "pods": (group,)}))
+    small = replace(setup, fleet=setup.fleet.model_copy(update={"pods": (group,)}), slo=Slo())
     without = plan(small, 0.5, 1, Variant("ours", "cost_aware", cpu_kv_tokens=0))
     tier = plan(small, 0.5, 1, Variant("tier", "cost_aware", cpu_kv_tokens=500_000))
     assert without is not None and tier is not None

@@ -28,7 +28,7 @@ from tests.sim.virtual.conftest import prior, small_mix
 def result(setting: Setting, ttft_ms: float) -> Result:
     """The result of a run with one request."""
     one = RequestOutcome("any", 0.0, 10, 1, ttft_ms=ttft_ms, e2e_ms=ttft_ms)
-    return summarize(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Admission())
+    return summarize(setting, Run([one], {"a": PodUse(1, 10, 1.0, 0)}, 1000.0, 0), Slo(), {})
 
 
 def test_a_grid_holds_every_combination_once() -> None:
@@ -60,7 +60,7 @@ def test_a_result_has_figures_quantiles_work_and_regret() -> None:
     ]
     outcomes.append(RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod"))
     run = Run(outcomes, {"a": PodUse(1, 10, 1.0, 0), "b": PodUse(1, 30, 1.0, 0)}, 5000.0, 0)
-    found = summarize(Setting("a", 1.0, 2), run, Admission())
+    found = summarize(Setting("a", 1.0, 2), run, Slo(), {})
     assert found.ttft_ms == pytest.approx(list(range(QUANTILES + 1)))
     assert (found.work_tokens, found.regret_ms, found.duration_s) == ([30, 10], [0.0, 1.0, 2.0], 5.0)
     assert repr(found.figures) == repr(figures(run, Slo()))
@@ -69,7 +69,7 @@ def test_a_result_has_figures_quantiles_work_and_regret() -> None:
 def test_a_run_that_refused_everything_has_a_result() -> None:
     """Without a distribution."""
     run = Run([RequestOutcome("any", 0.0, 10, 1, refused="NoReadyPod")], {"a": PodUse(0, 0, 0.0, 0)}, 0.0, 0)
-    assert summarize(Setting("a", 1.0, 1), run, Admission()).ttft_ms == []
+    assert summarize(Setting("a", 1.0, 1), run, Slo(), {}).ttft_ms == []
 
 
 @pytest.fixture
@@ -93,9 +93,8 @@ def test_an_experiment_runs_its_setting(experiment: Experiment) -> None:
 
 def test_misjudged_coefficients_reach_the_router(experiment: Experiment) -> None:
     """A router that assumes ten times the compute time refuses requests that it could serve."""
-    limits = {"admission": Admission(rule=Rule.QUEUE), "slo": Slo(ttft_ms=1500.0)}
-    fleet = experiment.fleet.model_copy(update=limits)
-    experiment, setting = replace(experiment, fleet=fleet), Setting("cost_aware", 1.0, 3)
+    fleet = experiment.fleet.model_copy(update={"admission": Admission(rule=Rule.QUEUE)})
+    experiment, setting = replace(experiment, fleet=fleet, slo=Slo(ttft_ms=1500.0)), Setting("cost_aware", 1.0, 3)
     assert experiment.run(setting).figures.refused == 0
     wrong = fleet.model_copy(update={"believed": BelievedSpec(compute=10.0)})
     assert replace(experiment, fleet=wrong).run(setting).figures.refused > 0

@@ -17,8 +17,9 @@ import pytest
 
 from router.admission.tenant import Slo
 from router.config.load import shipped
+from router.config.model_names import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.schema import AdmissionConfig, RouterConfig, SloConfig
+from router.config.schema import AdmissionConfig, ModelConfig, RouterConfig
 from router.decision import RouteDecision, Split
 from router.errors import RouterError
 from router.fleet.breaker import Breaker
@@ -39,7 +40,8 @@ from router.policy.recording import record
 from router.policy.spec import Policy
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import Core, Observers, Routing, build_core
+from router.request.core import Core, Observers, build_core
+from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
 from router.request.inbound import HeaderList
 from router.request.preparation_steps import Step, Ticket, Tokens
@@ -166,8 +168,8 @@ class TapedWorld(World):
 def simulated(of: SimulatedFleet, policy: Policy, load: float) -> tuple[Records, list[Event]]:
     """Traffic beyond what the fleet can serve, and the tape of its only router."""
     records = Records()
-    settings = RouterSettings(observers=Observers(records, Counters(), (records.ended.append,)))
-    admission = Admission(rule=Rule.QUEUE, slo=SLO)
+    settings = RouterSettings(observers=Observers(records, Counters(), (records.ended.append,)), slo=SLO)
+    admission = Admission(rule=Rule.QUEUE)
     world = TapedWorld(of, policy, Conditions(), routers=settings, block_size_tokens=BLOCK, admission=admission)
     world.run(small_mix(200.0).traffic(speedup=load))
     view = world.views[0]
@@ -193,13 +195,12 @@ def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Re
         store=HashStore(pods[0].base_model),
         calibrator=Calibrator(Calibration(), metrics, of.believed_links),
     )
-    slo = SloConfig(ttft_ms=SLO.ttft_ms, tpot_ms=SLO.tpot_ms, idle_prefills=SLO.idle_prefills)
-    config = RouterConfig(admission=AdmissionConfig(slo=slo))
+    config = RouterConfig(admission=AdmissionConfig(), models=(ModelConfig(name=pods[0].base_model, slo=SLO),))
     records.recent = RecentDecisions()
     recording = observers(metrics, records.recent, RequestLog("json", write=lambda _line: None))
     recording = Observers(records, recording.counters, (*recording.sinks, records.ended.append))
     settings = core_settings(config, handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
-    routing = Routing(lambda: policies, Classes(load_classes(None)))
+    routing = Routing(lambda: policies, Classes(load_classes(None)), slo_lookup(config))
     return build_core(state, settings, routing, recording, clock)
 
 

@@ -22,7 +22,6 @@ pods:
 link: {t0_ms: 0.5, gb_per_s: 12.0}
 conditions: {routers: 3, event_delay_ms: 20, exchange_ms: null}
 knowledge: {events: false}
-slo: {ttft_ms: 100}
 """
 
 
@@ -99,7 +98,7 @@ def test_a_slow_group_takes_longer_and_the_router_knows(tmp_path: Path) -> None:
 
 def test_groups_of_layers_are_repeated_in_their_order(tmp_path: Path) -> None:
     """As an engine numbers them."""
-    spec = read(tmp_path, FLEET.replace("slo:", "kv_groups: [2 x window 1024, state, full]\nslo:"))
+    spec = read(tmp_path, FLEET + "kv_groups: [2 x window 1024, state, full]\n")
     window = LayerType(AttentionKind.WINDOW, 0, 1024)
     groups = (window, window, LayerType(AttentionKind.STATE, 0), LayerType(AttentionKind.FULL, 0))
     assert [pod.true.kv_groups for pod in spec.build(prior).pods] == [groups] * 3
@@ -131,12 +130,13 @@ def test_errors_change_only_what_the_router_believes(tmp_path: Path) -> None:
         ("gb_per_s", "gbps", r"fleet\.yaml:6: link\.gbps: unknown key"),
         ("routers: 3", "router: 3", r"fleet\.yaml:7: conditions\.router: unknown key; did you mean 'routers'"),
         ("events: false", "event: false", r"fleet\.yaml:8: knowledge\.event: unknown key; did you mean 'events'"),
-        ("slo: {ttft_ms", "slo: {ttft", r"fleet\.yaml:9: slo\.ttft: unknown key; did you mean 'ttft_ms'"),
+        ("knowledge:", "slo: {ttft_ms: 9}\nknowledge:", r"fleet\.yaml:8: slo: was removed; .* or use --slo"),
+        ("knowledge:", "admission: {slo: {}}\nknowledge:", r"fleet\.yaml:8: admission\.slo: unknown key"),
         ("model: m", "modell: m", r"fleet\.yaml:2: modell: unknown key; did you mean 'model'"),
         ("count: 2", "count: 0", r"fleet\.yaml:4: pods\.0\.count: "),
         ("routers: 3", "routers: 0", r"fleet\.yaml:7: conditions\.routers: "),
-        ("slo:", "kv_groups: [windows 8, full]\nslo:", r"fleet\.yaml:9: kv_groups: .*windows 8: expected \"full\""),
-        ("slo:", "kv_groups: [window 8]\nslo:", r"fleet\.yaml:9: kv_groups: .*exactly one group must be `full`"),
+        ("link:", "kv_groups: [windows 8, full]\nlink:", r"fleet\.yaml:6: kv_groups: .*windows 8: expected \"full\""),
+        ("link:", "kv_groups: [window 8]\nlink:", r"fleet\.yaml:6: kv_groups: .*exactly one group must be `full`"),
         ("routers: 3", "scrape_ms: 0", r"fleet\.yaml:7: conditions\.scrape_ms: "),
     ],
 )
