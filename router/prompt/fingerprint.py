@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from os.path import commonprefix
 from typing import Any
 
 import msgspec
@@ -39,6 +40,9 @@ MAX_PROMPT_TOKENS = 1_048_576
 """Longest context, if the pods do not report theirs."""
 CHARACTERS_PER_TOKEN = 16
 """A text with more characters per token of the context is not encoded: it almost certainly does not fit."""
+SHOWN_TOKENS = 12
+"""In front of a difference between two prompts, and behind it."""
+_TEMPLATE_ADVICE = "give the model the tokenizer and chat template of the engine (`models` in router.yaml)"
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
 _PICTURE_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
@@ -95,7 +99,16 @@ class Fingerprinter:
 
     def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
-        return self._template.advice(ours, engine) if isinstance(self._template, Harmony) else ""
+        known = self._template.advice(ours, engine) if isinstance(self._template, Harmony) else ""
+        return known or (engine and f"{self._difference(ours, engine)}; {_TEMPLATE_ADVICE}") or ""
+
+    def _difference(self, ours: Sequence[int], engine: Sequence[int]) -> str:
+        """Where two prompts first differ, with some text around it; less than a millisecond."""
+        start = len(commonprefix((list(ours), list(engine))))
+        around, known = slice(max(start - SHOWN_TOKENS, 0), start + SHOWN_TOKENS), self._tokenizer.vocabulary_size
+        shown = ([token for token in tokens[around] if 0 <= token < known] for tokens in (engine, ours))
+        theirs, own = (self._tokenizer.text_of(tokens, special=True) for tokens in shown)
+        return f"the engine's prompt {'has' if around.start else 'begins with'} {theirs!r}, the router's {own!r}"
 
     def forget_segments(self) -> None:
         """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `open`."""

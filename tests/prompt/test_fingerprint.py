@@ -276,3 +276,18 @@ def test_a_request_without_a_tokenizable_prompt_has_no_fingerprint(deepseek: Tok
         fingerprinter.begin(make_request(messages=dialogue(1)))
     with pytest.raises(Unrenderable):
         fingerprinter.begin(make_request(Endpoint.EMBEDDINGS, input="a"))
+
+
+def test_a_prompt_that_an_engine_renders_otherwise_is_shown_as_text(
+    fingerprinter: Fingerprinter, deepseek: Tokenizer
+) -> None:
+    """Where the texts first differ, with some text around it, what to do, and no token ids; a pod may send any ids."""
+    text = "Which pod holds my prefix? " * 20
+    ours = deepseek.encode(text)
+    front = fingerprinter.advice(ours, deepseek.encode("[BOS] " + text).tolist())
+    assert "begins with '[BOS] Which pod" in front and "the router's 'Which pod" in front
+    assert "chat template" in front and len(front) < 400
+    amid = fingerprinter.advice(ours, deepseek.encode(text[:270] + "today " + text[270:]).tolist())
+    assert "my prefix? today Which" in amid and str(ours[0]) not in amid
+    assert "the router's ''" in fingerprinter.advice(ours[:0], [-1, 1 << 40, *ours])
+    assert fingerprinter.advice(ours, ()) == "", "an engine that reports no tokens"
