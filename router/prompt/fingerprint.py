@@ -7,6 +7,7 @@ The hashes are seeded by everything that must be equal for KV to be reusable. `o
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +42,8 @@ MAX_PROMPT_TOKENS = 1_048_576
 CHARACTERS_PER_TOKEN = 16
 """A text with more characters per token of the context is not encoded: it almost certainly does not fit."""
 SHOWN_TOKENS = 12
-"""In front of a difference between two prompts, and behind it."""
+"""Of a difference between two prompts, and in front of it."""
+_RANDOM = re.compile(r"(?=[a-f]*\d)[0-9a-f]{5,}")
 _TEMPLATE_ADVICE = "give the model the tokenizer and chat template of the engine (`models` in router.yaml)"
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
@@ -103,12 +105,18 @@ class Fingerprinter:
         return known or (engine and f"{self._difference(ours, engine)}; {_TEMPLATE_ADVICE}") or ""
 
     def _difference(self, ours: Sequence[int], engine: Sequence[int]) -> str:
-        """Where two prompts first differ, with some text around it; less than a millisecond."""
+        """What differs between two prompts, as text; decoded in less than a millisecond."""
         start = len(commonprefix((list(ours), list(engine))))
-        around, known = slice(max(start - SHOWN_TOKENS, 0), start + SHOWN_TOKENS), self._tokenizer.vocabulary_size
-        shown = ([token for token in tokens[around] if 0 <= token < known] for tokens in (engine, ours))
-        theirs, own = (self._tokenizer.text_of(tokens, special=True) for tokens in shown)
-        return f"the engine's prompt {'has' if around.start else 'begins with'} {theirs!r}, the router's {own!r}"
+        own, other = list(ours)[start:], list(engine)[start:]
+        end = len(commonprefix((own[::-1], other[::-1])))
+        where = f"behind {self._text(ours[max(start - SHOWN_TOKENS, 0) : start])}" if start else "in front"
+        puts, ours_puts = (self._text(tokens[: len(tokens) - end][:SHOWN_TOKENS]) for tokens in (other, own))
+        return f"{where} the engine puts {puts}, the router {ours_puts}"
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Without the random names of self-tests, so that a reason stays the same."""
+        known = [token for token in tokens if 0 <= token < self._tokenizer.vocabulary_size]
+        return repr(_RANDOM.sub("...", self._tokenizer.text_of(known, special=True))) if tokens else "nothing"
 
     def forget_segments(self) -> None:
         """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `open`."""

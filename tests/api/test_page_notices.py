@@ -193,6 +193,7 @@ def test_a_pod_is_late_if_others_are_not() -> None:
     well = [("a", 1.0), ("b", 1.1)] * 6
     assert lateness_of([*well, *[("c", 2.4)] * 3]) == {"c": pytest.approx(2.4 / 1.05)}
     assert lateness_of([*well, *[("c", 2.4)] * 2]) == {}
+    assert "c" in lateness_of([*well, *[("c", 1.0)] * 20, *[("c", 2.4)] * 4]), "by its latest"
     assert lateness_of([("a", 2.5), ("b", 2.4), ("c", 2.4)] * 6) == {}
     assert lateness_of([("a", 1.0), ("c", 2.4), ("c", 2.4), ("c", 2.4)]) == {}, "too few others"
 

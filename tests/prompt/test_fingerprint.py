@@ -285,9 +285,21 @@ def test_a_prompt_that_an_engine_renders_otherwise_is_shown_as_text(
     text = "Which pod holds my prefix? " * 20
     ours = deepseek.encode(text)
     front = fingerprinter.advice(ours, deepseek.encode("[BOS] " + text).tolist())
-    assert "begins with '[BOS] Which pod" in front and "the router's 'Which pod" in front
-    assert "chat template" in front and len(front) < 400
+    assert front.startswith("in front the engine puts '[BOS]") and "chat template" in front
     amid = fingerprinter.advice(ours, deepseek.encode(text[:270] + "today " + text[270:]).tolist())
-    assert "my prefix? today Which" in amid and str(ours[0]) not in amid
-    assert "the router's ''" in fingerprinter.advice(ours[:0], [-1, 1 << 40, *ours])
+    assert "my prefix?' the engine puts ' today', the router nothing" in amid and str(ours[0]) not in amid
+    assert "the engine puts '', the router nothing" in fingerprinter.advice(ours, [-1, 1 << 40, *ours])
     assert fingerprinter.advice(ours, ()) == "", "an engine that reports no tokens"
+
+
+def test_the_random_name_of_a_self_test_is_no_part_of_the_difference(
+    fingerprinter: Fingerprinter, deepseek: Tokenizer
+) -> None:
+    """Else the reason would change with each test of a pod, and be logged each time."""
+
+    def reason(name: str) -> str:
+        return fingerprinter.advice(deepseek.encode(f"{name} yes"), deepseek.encode(f"{name} no"))
+
+    assert reason("4d1f261432fc4b789a") == reason("d40b1f9e4c4d1f2614")
+    dated = fingerprinter.advice(deepseek.encode("in 2026"), deepseek.encode("in 2027"))
+    assert dated.startswith("behind 'in 202' the engine puts '7', the router '6'")

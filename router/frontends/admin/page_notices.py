@@ -35,7 +35,8 @@ MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 appears sooner than one about a learnt slowdown."""
 MIN_UNREAD = 5
 """Fewer requests that were routed by load only in a minute are not shown."""
-LATEST_DECISIONS = 500
+LATEST_DECISIONS, LATEST_OF_POD = 500, 7
+"""With more of a pod, its slow ones would be half of them too late."""
 RELOAD_SHOWN_S = 600.0
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
 NO_REASONS: Mapping[str, str] = {}
@@ -117,11 +118,11 @@ class CountedHistory:
             *_unserved(present),
             *_failing(grown.answers(), now.at_s - first.at_s),
             *_pods(present),
+            *_index(present),
             *_matching(present),
             *_unread(MetricsGrowth(now.metrics, {}) if first is now else grown),
             *_restarts(present),
             *_policies(present),
-            *_index(present),
             *_providers(present),
             *_flood(present),
             *_links(self._kept),
@@ -145,7 +146,8 @@ def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
     for pod, ratio in seen:
         ratios[pod].append(ratio)
     found = {}
-    for pod, own in ratios.items():
+    for pod, every in ratios.items():
+        own = every[-LATEST_OF_POD:]
         if len(own) >= MIN_LATE_TOKENS and median(own) >= MIN_LATENESS:
             others = [ratio for other, values in ratios.items() if other != pod for ratio in values]
             if len(others) >= MIN_OTHER_TOKENS and (late := median(own) / max(median(others), 1e-3)) >= MIN_LATENESS:
