@@ -42,7 +42,7 @@ MAX_PROMPT_TOKENS = 1_048_576
 CHARACTERS_PER_TOKEN = 16
 """A text with more characters per token of the context is not encoded: it almost certainly does not fit."""
 SHOWN_TOKENS = 12
-"""Of a difference between two prompts, and in front of it."""
+"""How many tokens of a difference between two prompts are shown, and how many in front of it."""
 _RANDOM = re.compile(r"(?=[a-f]*\d)[0-9a-f]{5,}")
 _TEMPLATE_ADVICE = "give the model the tokenizer and chat template of the engine (`models` in router.yaml)"
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")

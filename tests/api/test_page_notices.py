@@ -54,8 +54,7 @@ def test_nothing_is_said_while_all_is_well() -> None:
 
 
 def test_failing_requests_are_the_first_line_in_red() -> None:
-    """By the share of all answers, with the most frequent reason; not what clients alone are to blame for, and not one
-    failure of many."""
+    """By the share of all answers, with the most frequent reason; not for faults of clients, or one failure of many."""
     failing = answered(ok=310 + 40, client_gone=31, upstream_broken=3, no_ready_pod=57)
     made = history()
     made.add(replace(counted(31), metrics=failing))

@@ -91,7 +91,7 @@ OUTAGES = {
 
 @asynccontextmanager
 async def router(config: Config, folder: Path) -> AsyncIterator[RouterUrls]:
-    """A router, from its first answer on, whatever its pods are."""
+    """A router from its first answer on, also without a ready pod."""
     path, port, admin_port = folder / "router.yaml", free_port(), free_port()
     path.write_text(json.dumps(config))
     urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
