@@ -170,7 +170,8 @@ class FleetParts:
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._warn_of_others_models(pod, facts)
-        self._note_generation(pod, facts)
+        if change := generation_change(pod, facts):
+            self._changes.add("generation", pod.id, change)
         self._prompts.add_served(facts.models, lambda: self.fleet.served)
         generation = self._prompts.generation_of(facts.models)
         self.membership.describe(pod, facts)
@@ -192,12 +193,6 @@ class FleetParts:
             if ENGINES[pod.engine].continues(described.pod if described else pod):
                 self.fleet.learn(pod.id, continues=WITH_IDS)
 
-    def _note_generation(self, pod: Pod, facts: PodFacts) -> None:
-        """Record that a pod which was described before serves something else now."""
-        old, new = ([getattr(one, name) for name in OF_GENERATION] for one in (pod, facts))
-        if pod.models and old != new:
-            self._changes.add("generation", pod.id, f"{', '.join(OF_GENERATION)}: {new}, before {old}")
-
     def _warn_of_others_models(self, pod: Pod, facts: PodFacts) -> None:
         """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""
         names = {*facts.models, *facts.adapters}
@@ -215,6 +210,13 @@ class FleetParts:
             self._pools.remove(pod.id)
             self.calibrator.remove(pod)
             self.ledger.remove(pod.id)
+
+
+def generation_change(pod: Pod, facts: PodFacts) -> str:
+    """What a pod that was described before reports otherwise now, of that which decides whether its KV is reusable."""
+    pairs = ((name, getattr(pod, name), getattr(facts, name)) for name in OF_GENERATION)
+    different = [f"{name} {new}, before {old}" for name, old, new in pairs if old != new]
+    return "; ".join(different) if pod.models else ""
 
 
 def ejection_rules(probes: Probes) -> EjectionRules:
