@@ -12,7 +12,8 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
-from os.path import commonprefix
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
 import msgspec
@@ -49,6 +50,11 @@ _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
 _PICTURE_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
 """With these fields the engine changes pictures."""
+
+
+def _equal(ours: Sequence[int], engine: Sequence[int]) -> int:
+    """How many tokens are equal, from the first one on."""
+    return sum(takewhile(bool, map(eq, ours, engine)))
 
 
 class Fingerprinter:
@@ -106,9 +112,9 @@ class Fingerprinter:
 
     def _difference(self, ours: Sequence[int], engine: Sequence[int]) -> str:
         """What differs between two prompts, as text; decoded in less than a millisecond."""
-        start = len(commonprefix((list(ours), list(engine))))
-        own, other = list(ours)[start:], list(engine)[start:]
-        end = len(commonprefix((own[::-1], other[::-1])))
+        start = _equal(ours, engine)
+        own, other = ours[start:], engine[start:]
+        end = _equal(own[::-1], other[::-1])
         where = f"behind {self._text(ours[max(start - SHOWN_TOKENS, 0) : start])}" if start else "in front"
         puts, ours_puts = (self._text(tokens[: len(tokens) - end][:SHOWN_TOKENS]) for tokens in (other, own))
         return f"{where} the engine puts {puts}, the router {ours_puts}"
