@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from loadtest.peers.processes import process_usage
 from router.cli.child_processes import free_port
 from router.cli.options import writable
-from tests.live.answer_bodies import CHAT, COMPLETIONS, MODEL, TOOLS, chat, completion
+from tests.live.answer_bodies import CHAT, COMPLETIONS, MODEL, chat, completion
+from tests.live.answer_scripts import TOOLS
 from tests.live.engines import EngineProcess, start_vllm
 from tests.live.live_fleet import AGENT_FLAGS
 

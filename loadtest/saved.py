@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import typer
@@ -47,7 +47,7 @@ POLICIES = {"cost_aware": "chosen", "round_robin": "round_robin", "least_load": 
 FOLLOWED_S = 1.5
 """After it, shadow caches have followed all that has ended."""
 _SERIES = re.compile(r'warmroute_placed_(prompt|cached)_tokens_total\{.*placement="(\w+)".*\} (\S+)')
-_SHORT = {"answer_tokens": (8, 24), "first_words": (20, 60)}
+_SHORT: dict[str, Any] = {"answer_tokens": (8, 24), "first_words": (20, 60)}
 
 
 class Kind(NamedTuple):

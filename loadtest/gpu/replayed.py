@@ -115,8 +115,9 @@ class Replay:
 
     def _scene(self, asked: MeasuredRequest, now_s: float) -> Scene:
         block, n = self.fleet.block_size_tokens, asked.prompt_tokens
-        facts = {"id": POD, "url": f"http://{POD}", "engine": "vllm", "models": (MODEL,), "trust": PrefixTrust.TRUSTED}
-        pod = Pod(speed=self.speed, **facts)
+        pod = Pod(
+            id=POD, url=f"http://{POD}", engine="vllm", models=(MODEL,), trust=PrefixTrust.TRUSTED, speed=self.speed
+        )
         generation = Generation(model=MODEL, block_size_tokens=block)
         return Scene(
             fleet=FleetSnapshot(1, (PodStatus(pod, PodState.READY),)),

@@ -30,8 +30,8 @@ from router.observe.receipt_lines import read_lines
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.report import legend, text_table
-from router.sim.virtual.admission_rules import Admission
 from router.sim.virtual.compare import (
+    DEFAULT_SLO,
     Experiment,
     Measure,
     Result,
@@ -152,7 +152,7 @@ def _measured(served: Sequence[Receipt], pods: Sequence[Pod]) -> Result:
         speed = speeds.get(one.prefill_pod or one.pod, pods[0].speed)
         outcome.prefill_ms = speed.compute_ms(outcome.cached_tokens, one.prompt_tokens)
         outcomes.append(outcome)
-    return summarize(Setting("recorded", 1.0, len(pods)), Run(outcomes, {}, 0.0, 0), Admission())
+    return summarize(Setting("recorded", 1.0, len(pods)), Run(outcomes, {}, 0.0, 0), DEFAULT_SLO, {})
 
 
 def _mean(runs: Sequence[Result]) -> dict[str, float]:

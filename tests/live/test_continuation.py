@@ -19,7 +19,8 @@ import pytest
 
 from router.cli.child_processes import RouterUrls, free_port
 from router.config.load import shipped
-from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, MODEL, TOOLS, chat, completion, streamed
+from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, MODEL, chat, completion, streamed
+from tests.live.answer_scripts import TOOLS
 from tests.live.cutting_proxy import Cuts, proxied
 from tests.live.engines import EngineProcess, start_vllm, started_together
 from tests.live.live_fleet import AGENT_FLAGS

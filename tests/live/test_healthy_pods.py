@@ -24,7 +24,8 @@ import httpx
 import pytest
 
 from router.cli.child_processes import RouterUrls, free_port
-from tests.live.answer_bodies import CHAT, COMPLETIONS, FORMAT, TOOLS
+from tests.live.answer_bodies import CHAT, COMPLETIONS, FORMAT
+from tests.live.answer_scripts import TOOLS
 from tests.live.engines import HOME, EngineProcess, start_vllm, started_together
 from tests.live.live_fleet import AGENT_FLAGS, DEADLINE_S
 from tests.live.router_process import await_continuation, router

@@ -21,7 +21,8 @@ import httpx
 import pytest
 
 from router.cli.child_processes import JSON_CALL, RouterUrls, free_port
-from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, FORMAT, MODEL, TOOLS, chat, completion, streamed
+from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, FORMAT, MODEL, chat, completion, streamed
+from tests.live.answer_scripts import TOOLS
 from tests.live.engines import EngineProcess, start_vllm, started_together
 from tests.live.live_fleet import AGENT_FLAGS, DEADLINE_S
 from tests.live.router_process import await_continuation, router

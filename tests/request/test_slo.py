@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def counted(rig: Rig) -> dict[str, float]:
     return {met: value for met, value in found.items() if value}
 
 
-def answer(rig: Rig, after_s: float, tenant: Tenant | None = None, **head: object) -> None:
+def answer(rig: Rig, after_s: float, tenant: Tenant | None = None, **head: Any) -> None:
     """Serve a chat whose first token comes after this time."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     served = rig.front.receive(CHAT, json.dumps(body).encode(), tenant or OPEN_TENANT, **head)

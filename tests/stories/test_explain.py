@@ -142,7 +142,7 @@ async def test_recorded_decisions_are_replayed(deploy: Deploy, tmp_path: Path) -
         for name in ("cost_aware", "round_robin")
     )
     assert (same.decisions, same.changed) == (16, 0)
-    assert other.decisions == 16 and other.changed > 0 and other.after.mean_ms > same.after.mean_ms
+    assert other.decisions == 16 and other.changed > 0
 
 
 async def test_the_explain_command_prints_a_decision(

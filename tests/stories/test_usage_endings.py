@@ -24,7 +24,10 @@ from tests.stories.test_usage import lines
 from tests.stories.test_websockets import connected
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
-CLOSED = {"admission": AdmissionConfig(max_wait_ms=60_000.0), "model": {"slo": Slo(ttft_ms=60_000.0, tpot_ms=1.0)}}
+CLOSED: dict[str, Any] = {
+    "admission": AdmissionConfig(max_wait_ms=60_000.0),
+    "model": {"slo": Slo(ttft_ms=60_000.0, tpot_ms=1.0)},
+}
 """Decoding leaves a twentieth of the time to prompts, so a pod is closed for 20 times a prefill."""
 QUEUED = b'{"id":"resp_1","object":"response","status":"queued","output":[],"usage":null}'
 CANCELLED = b'{"id":"resp_1","object":"response","status":"cancelled","output":[],"usage":null}'

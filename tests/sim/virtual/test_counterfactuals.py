@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 import xxhash
@@ -27,7 +28,7 @@ from router.sim.virtual.world import World
 from tests.sim.virtual.conftest import equal_pods, speed_of
 
 BLOCK, PODS = 16, 4
-SHORT = {"first_tokens": (20, 80), "output_tokens": (20, 60)}
+SHORT: dict[str, Any] = {"first_tokens": (20, 80), "output_tokens": (20, 60)}
 CHAT = Kind(
     share=2,
     prefixes=4,
