@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from gzip import GzipFile
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import msgspec
 import typer
@@ -23,8 +23,6 @@ from router.policy.recording import FleetLine
 CHANGE_LINE = b'{"change":'
 READ_BYTES = 1 << 20
 """Progress is counted once for this much."""
-
-FileArgument: TypeAlias = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts.")]
 
 
 def lines_of(path: Path) -> Iterator[Line | Change]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from router.config.index_schema import RedisIndex, RedisTls
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import FactFeed, SharedResponses
+from router.feeds.cluster_feeds import FactFeed, SharedDrains, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
+from router.fleet.drains import Drains
 from router.index.cluster import ClusterIndex
 from router.observe.declared import of_process
 from router.observe.metrics import Metrics
@@ -103,6 +104,7 @@ class ClusterMember:
         self._router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._facts: dict[str, FactFeed[Any]] = {}
         self.responses = SharedResponses(self._connection, keys)
+        self.drains: SharedDrains | None = None
         self.quota_book = QuotaBook(self._connection, keys, self._router)
         self.nodes = self._connection.nodes
 
@@ -110,6 +112,9 @@ class ClusterMember:
         """Exchange these facts with the other routers."""
         for fact in facts:
             self._facts[fact.name] = FactFeed(SharedRows(self._connection, self._keys, self._router, fact), fact)
+
+    def share_drains(self, drains: Drains) -> None:
+        self.drains = SharedDrains(self._connection, self._keys, drains)
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
@@ -126,6 +131,7 @@ class ClusterMember:
     def feeds(self) -> Feeds:
         return {
             "index": self._feed.run,
+            **({"drains": self.drains.run} if self.drains else {}),
             "stored responses": self.responses.run,
             **{name: feed.run for name, feed in self._facts.items()},
         }

@@ -93,6 +93,8 @@ class FleetParts:
         self._priors = PodPriors(config.models, priors)
         self.membership = Membership(fleet, self._priors.of, self.sources.by_name)
         self.membership.check(config.pods)
+        if self.cluster:
+            self.cluster.share_drains(self.membership.drains)
         shared_fits = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared_fits)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
@@ -159,6 +161,13 @@ class FleetParts:
 
     def senders(self) -> int:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
+
+    async def share_drains(self) -> str:
+        """Which routers have the drains that this one has."""
+        if self.cluster is None or self.cluster.drains is None:
+            return "this router alone, until it ends; index.redis shares them"
+        is_shared = await self.cluster.drains.share()
+        return "all routers" if is_shared else "this router alone, until Redis answers; the log says why it does not"
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
