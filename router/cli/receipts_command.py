@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -22,20 +22,11 @@ from router.observe.receipts import CLIENT_GONE, Line, Receipt
 HOUR_S = 3600
 MAX_ROWS, MAX_CHANGES = 500, 1000
 OTHERS = "others"
-COLUMNS = ("requests", "failed", "TTFT ms", "p50", "p99", "cached", "first", "last")
-TIMES = ("ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms")
+COLUMNS = ("requests", "failed", "ttft", "p50", "p99", "cached", "first", "last")
 STEP = 1.02
 """Times to first token are counted in steps of 2 %, so that a quantile is right to 1 %."""
 
 receipts_app = typer.Typer(no_args_is_help=True, help="Read files of receipts.")
-
-
-class By(StrEnum):
-    HOUR = "hour"
-    CLASS = "class"
-    POD = "pod"
-    POLICY = "policy"
-    """With its version."""
 
 
 @dataclass(slots=True)
@@ -62,47 +53,45 @@ class Tally:
             self.ttft_ms += one.ttft_ms
             self.steps[round(log(max(one.ttft_ms, 0.01), STEP))] += 1
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, int | float | str | None]:
+        """TTFT (mean, p50, p99) in milliseconds, the cached share in percent, times of the first and last request."""
+        streamed = self.steps.total()
         return {
             "requests": self.requests,
             "failed": self.failed,
-            "ttft_mean_ms": self.ttft_ms / self.steps.total() if self.steps else None,
-            "ttft_p50_ms": self._quantile(0.5),
-            "ttft_p99_ms": self._quantile(0.99),
-            "cached_share": self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
-            "first_s": self.first_s,
-            "last_s": self.last_s,
+            "ttft": self.ttft_ms / streamed if streamed else None,
+            "p50": self._quantile(ceil(0.5 * streamed)),
+            "p99": self._quantile(ceil(0.99 * streamed)),
+            "cached": 100 * self.cached_tokens / self.prompt_tokens if self.prompt_tokens else None,
+            "first": local(self.first_s),
+            "last": local(self.last_s),
         }
 
-    def _quantile(self, share: float) -> float | None:
-        left = ceil(share * self.steps.total())
+    def _quantile(self, rank: int) -> float | None:
         for step in sorted(self.steps):
-            left -= self.steps[step]
-            if left <= 0:
+            rank -= self.steps[step]
+            if rank <= 0:
                 return STEP**step
         return None
 
 
-class Summary:
-    """Counts each line once, in bounded memory."""
+Tallies = defaultdict[str, defaultdict[str, Tally]]
+"""By kind of row and name."""
 
-    def __init__(self) -> None:
-        self.tallies: dict[By, defaultdict[str, Tally]] = {by: defaultdict(Tally) for by in By}
-        self.changes: deque[Change] = deque(maxlen=MAX_CHANGES)
 
-    def add(self, line: Line | Change) -> None:
+def summed(lines: Iterable[Line | Change]) -> tuple[Tallies, list[Change]]:
+    """In one pass and bounded memory."""
+    tallies: Tallies = defaultdict(lambda: defaultdict(Tally))
+    changes: deque[Change] = deque(maxlen=MAX_CHANGES)
+    for line in lines:
         if isinstance(line, Change):
-            self.changes.append(line)
+            changes.append(line)
         elif isinstance(line, Receipt):
             hour, policy = local(line.at_s - line.at_s % HOUR_S)[:-3], f"{line.policy} {line.policy_version}".strip()
-            keys = (hour, line.workload, line.pod, policy)
-            for rows, key in zip(self.tallies.values(), keys, strict=True):
-                rows[key if key in rows or len(rows) < MAX_ROWS else OTHERS].add(line)
-
-    def rows(self, by: By) -> dict[str, dict[str, Any]]:
-        """In order of the first request."""
-        tallies = sorted(self.tallies[by].items(), key=lambda one: one[1].first_s)
-        return {key or "none": tally.row() for key, tally in tallies}
+            for by, name in ("hour", hour), ("class", line.workload), ("pod", line.pod), ("policy", policy):
+                rows = tallies[by]
+                rows[name if name in rows or len(rows) < MAX_ROWS else OTHERS].add(line)
+    return tallies, sorted(changes, key=lambda change: change.at_s)
 
 
 @receipts_app.callback()
@@ -112,27 +101,35 @@ def _only_groups_commands() -> None: ...
 @receipts_app.command("summary")
 def summary_command(
     receipts: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="File of receipts.")],
-    by: Annotated[By | None, typer.Option(help="Only this table.", show_default="all")] = None,
+    by: Annotated[
+        Literal["hour", "class", "pod", "policy"] | None, typer.Option(help="Only this table.", show_default="all")
+    ] = None,
     since: Annotated[float | None, time_option("Arrived at this time or later", "the beginning")] = None,
     until: Annotated[float | None, time_option("Arrived before", "the end")] = None,
     model: Annotated[str, typer.Option(help="Only this model.", show_default="all")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Print requests, failures, TTFT and cached share by hour, class, pod and policy, and what changed."""
-    found = Summary()
-    for line in lines_of(receipts):
-        is_then = (since or 0.0) <= line.at_s < (until or inf)
-        if is_then and (not model or not isinstance(line, Receipt) or line.model == model):
-            found.add(line)
-    rows = {each.value: found.rows(each) for each in By if by in (None, each)}
-    changes = sorted(found.changes, key=lambda change: change.at_s)
+    """Print requests, failures, TTFT (ms) and cached share (%) by hour, class, pod and policy, and what changed."""
+    wanted = (
+        line
+        for line in lines_of(receipts)
+        if (since or 0.0) <= line.at_s < (until or inf)
+        and (not model or not isinstance(line, Receipt) or line.model == model)
+    )
+    tallies, changes = summed(wanted)
+    rows = {
+        kind: {name or "none": tally.row() for name, tally in sorted(named.items(), key=lambda one: one[1].first_s)}
+        for kind, named in tallies.items()
+        if by in (None, kind)
+    }
     if as_json:
         print(msgspec.json.encode(rows | {"changes": changes}).decode())
         return
-    for name, named in rows.items():
-        table = folded_table(name, numbers=COLUMNS, box=None)
-        for key, row in named.items():
-            table.add_row(printable(key), *_cells(row))
+    for kind, named in rows.items():
+        columns = COLUMNS if kind in ("pod", "policy") else COLUMNS[:-2]
+        table = folded_table(kind, numbers=columns, box=None)
+        for name, row in named.items():
+            table.add_row(printable(name), *(_cell(row[column]) for column in columns))
         Console().print(table, "")
     table = folded_table("changed at", "what", "subject", "cause", box=None)
     for change in changes:
@@ -140,8 +137,7 @@ def summary_command(
     Console().print(table if changes else "no recorded changes")
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    times = ("-" if row[name] is None else f"{row[name]:,.1f}" for name in TIMES)
-    share = "-" if row["cached_share"] is None else f"{row['cached_share']:.1%}"
-    seen = (local(row[name])[5:16] for name in ("first_s", "last_s"))
-    return [f"{row['requests']:,}", f"{row['failed']:,}", *times, share, *seen]
+def _cell(value: int | float | str | None) -> str:
+    if value is None or isinstance(value, str):
+        return value[5:16] if value else "-"
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"

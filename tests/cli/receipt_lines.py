@@ -14,7 +14,7 @@ from router.observe.receipts import Outcome, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.types import PodState, PodStatus, Scene
+from router.types import PodStatus, Scene
 from tests.policy.scenes import POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
@@ -25,10 +25,6 @@ NOON_S = 1_764_590_400.0
 def seen_at(name: str, *pods: PodStatus) -> Scene:
     """A scene with two ready pods, or with these."""
     return scene(*(pods or ready(pod("a"), pod("b"))), request=request(name))
-
-
-def ejected(name: str) -> PodStatus:
-    return PodStatus(pod(name), PodState.EJECTED)
 
 
 def made(
