@@ -37,8 +37,8 @@ def selector_of(text: str) -> str:
 class Drains:
     """The drains in force, by selector. `on_change` is called when they are others."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
+    def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
         self.unshared: dict[str, Drain | None] = {}
         """Changes that other routers do not have yet; None: ended."""
         self._put({})
@@ -53,7 +53,7 @@ class Drains:
     def replace(self, drains: Mapping[str, Drain]) -> None:
         if drains != self.current:
             self._put(drains)
-            self._on_change()
+            self.on_change()
 
     def forget(self, pod_id: PodId) -> None:
         """A pod is gone: its own drain was for that process."""

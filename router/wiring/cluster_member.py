@@ -91,7 +91,7 @@ class ReadableGenerations:
 class ClusterMember:
     """A router's connection to the cluster. `wanted`: whether to read a generation."""
 
-    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool]) -> None:
+    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool], drains: Drains) -> None:
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
@@ -104,7 +104,7 @@ class ClusterMember:
         self._router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._facts: dict[str, FactFeed[Any]] = {}
         self.responses = SharedResponses(self._connection, keys)
-        self.drains: SharedDrains | None = None
+        self.drains = SharedDrains(self._connection, keys, drains)
         self.quota_book = QuotaBook(self._connection, keys, self._router)
         self.nodes = self._connection.nodes
 
@@ -112,9 +112,6 @@ class ClusterMember:
         """Exchange these facts with the other routers."""
         for fact in facts:
             self._facts[fact.name] = FactFeed(SharedRows(self._connection, self._keys, self._router, fact), fact)
-
-    def share_drains(self, drains: Drains) -> None:
-        self.drains = SharedDrains(self._connection, self._keys, drains)
 
     def calibration(self, model: str) -> SharedCalibration:
         return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
@@ -131,7 +128,7 @@ class ClusterMember:
     def feeds(self) -> Feeds:
         return {
             "index": self._feed.run,
-            **({"drains": self.drains.run} if self.drains else {}),
+            "drains": self.drains.run,
             "stored responses": self.responses.run,
             **{name: feed.run for name, feed in self._facts.items()},
         }

@@ -310,7 +310,7 @@ async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: floa
     answer: the index is then read in the background."""
 
     def complete() -> bool:
-        is_read = cluster.loaded.is_set() and (cluster.drains is None or cluster.drains.is_tried)
+        is_read = cluster.loaded.is_set() and cluster.drains.is_tried
         return is_read and not (self_test and _untested(fleet))
 
     await wait_until(lambda: cluster.is_away or complete(), timeout_s)

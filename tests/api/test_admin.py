@@ -64,7 +64,8 @@ class Router:
         self.metrics = Metrics()
         self.policies = PolicyFeed(PolicyFolder(policies, "mine", frozenset()), self.metrics)
         self.added: list[PodConfig] = []
-        self.drains = Drains(self._follow_drains)
+        self.drains = Drains()
+        self.drains.on_change = self._follow_drains
         self.decision = kept()
         self.previewed: list[tuple[InferenceRequest, HeaderList]] = []
         store = Published()

@@ -120,7 +120,7 @@ def test_a_line_that_is_no_receipt_is_named(typed: Typed, tmp_path: Path) -> Non
 
 
 def test_a_long_file_takes_no_more_memory(tmp_path: Path) -> None:
-    """Neither its lines are kept, nor more than a fixed number of rows, whatever its names are."""
+    """Neither its lines are kept, nor more than a fixed number of rows."""
     path = write(tmp_path / "r.jsonl", lines(made(at_s) for at_s in range(2000)))
     tracemalloc.start()
     try:

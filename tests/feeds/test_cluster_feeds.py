@@ -67,7 +67,7 @@ DRAIN = Drain(1_764_590_400.0, "ada", "new, {odd}: power")
 
 def shared(connection: RedisConnection) -> tuple[Drains, SharedDrains]:
     """Those of a router."""
-    drains = Drains(lambda: None)
+    drains = Drains()
     return drains, SharedDrains(connection, Keys("warmroute"), drains)
 
 

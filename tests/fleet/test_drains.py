@@ -14,7 +14,7 @@ RACKED = replace(pod("a"), rack="r12", zone="z", host="h", pool="p", hardware="h
 
 
 def test_a_selector_is_known_by_its_labels_in_order() -> None:
-    """Whatever the order and spaces in which they are typed."""
+    """In any order, with or without spaces."""
     assert selector_of(" zone=z, rack=r12") == selector_of("rack=r12,zone=z") == "rack=r12,zone=z"
 
 
@@ -30,14 +30,14 @@ def test_another_selector_is_refused_with_the_names_of_labels(text: str) -> None
     [("pod=a", True), ("rack=r12,zone=z", True), ("rack=r12,zone=y", False), ("engine=vllm,role=both", True)],
 )
 def test_a_pod_needs_all_labels(selector: str, expected: bool) -> None:
-    drains = Drains(lambda: None)
+    drains = Drains()
     drains.change(selector, DRAIN)
     assert selects(selector, RACKED) is bool(drains.reason(RACKED)) is expected
 
 
 def test_the_number_of_drains_is_bounded() -> None:
     """One that is in force may be replaced."""
-    drains = Drains(lambda: None)
+    drains = Drains()
     for number in range(MAX_DRAINS):
         drains.change(f"rack=r{number}", DRAIN)
     with pytest.raises(ValueError, match="end some, or drain by a label"):
@@ -49,7 +49,8 @@ def test_the_number_of_drains_is_bounded() -> None:
 def test_what_others_end_ends_here_and_what_was_changed_here_stays() -> None:
     """Until the others have it."""
     calls: list[str] = []
-    drains = Drains(lambda: calls.append("changed"))
+    drains = Drains()
+    drains.on_change = lambda: calls.append("changed")
     drains.change("rack=r1", DRAIN)
     drains.replace(drains.with_unshared({"rack=r2": DRAIN}))
     assert set(drains.current) == {"rack=r1", "rack=r2"}
@@ -61,7 +62,7 @@ def test_what_others_end_ends_here_and_what_was_changed_here_stays() -> None:
 
 def test_the_drain_of_a_pod_ends_with_the_pod() -> None:
     """Those by other labels stay; what has ended is shared."""
-    drains = Drains(lambda: None)
+    drains = Drains()
     drains.change("pod=a", DRAIN)
     drains.change("rack=r12", DRAIN)
     drains.forget("a")

@@ -66,7 +66,9 @@ class ConfiguredPods:
 class Membership:
     """The single owner of the set of pods. `sources` by name; of two pods with one URL the later source wins."""
 
-    def __init__(self, fleet: Fleet, prior: PriorOf, sources: Mapping[str, PodSource]) -> None:
+    def __init__(
+        self, fleet: Fleet, prior: PriorOf, sources: Mapping[str, PodSource], drains: Drains | None = None
+    ) -> None:
         self._fleet = fleet
         self._prior = prior
         self._sources = sources
@@ -80,7 +82,8 @@ class Membership:
         """By URL: a listed pod, and the pods that follow from it and from the models that it has reported."""
         self._reported: dict[str, tuple[str, str, int]] = {}
         """By URL: (uid, engine, ranks) as reported by the pod."""
-        self.drains = Drains(self._follow_drains)
+        self.drains = drains or Drains()
+        self.drains.on_change = self._follow_drains
         self._drained: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
         """All pods with the speed of their cost prior."""
@@ -242,27 +245,26 @@ class Membership:
 
     # --- drains ---
 
-    def _drain_reason(self, pod: Pod) -> str:
-        listed = self._listed.get(pod.url)
-        return listed.drain_reason or self.drains.reason(pod) if listed else ""
-
     def _follow_drains(self) -> None:
         for pod in self.pods:
-            if reason := self._drain_reason(pod):
-                self._drained.add(pod.id)
-                self._fleet.event(pod.id, PodEvent.DRAIN, reason=reason)
-                self._fleet.explain_state(pod.id, reason)
-            elif pod.id in self._drained:
-                self._drained.discard(pod.id)
-                self._fleet.event(pod.id, PodEvent.UNDRAIN)
+            self._follow_drain(pod)
 
-    def _keep_drained(self, pod: Pod, _old: PodState, new: PodState) -> None:
-        if new is PodState.GONE:
-            self._drained.discard(pod.id)
-            self.drains.forget(pod.id)
-        elif new is PodState.JOINING and (reason := self._drain_reason(pod)):
+    def _follow_drain(self, pod: Pod) -> None:
+        listed = self._listed.get(pod.url)
+        if listed and (reason := listed.drain_reason or self.drains.reason(pod)):
             self._drained.add(pod.id)
             self._fleet.event(pod.id, PodEvent.DRAIN, reason=reason)
+            self._fleet.explain_state(pod.id, reason)
+        elif pod.id in self._drained:
+            self._drained.discard(pod.id)
+            self._fleet.event(pod.id, PodEvent.UNDRAIN)
+
+    def _keep_drained(self, pod: Pod, _old: PodState, new: PodState) -> None:
+        if new is PodState.JOINING:
+            self._follow_drain(pod)
+        elif new is PodState.GONE:
+            self._drained.discard(pod.id)
+            self.drains.forget(pod.id)
 
 
 def configured_pods(

@@ -283,7 +283,7 @@ def test_a_pod_that_returns_is_not_drained_for_its_predecessor() -> None:
 
 
 def test_a_drain_by_label_holds_for_pods_that_come_later() -> None:
-    """And for a pod that gets the label; it ends with the drain alone, whatever else undrains the pod."""
+    """And for a pod that gets the label; it ends with the drain alone, not when another feed undrains the pod."""
     fleet, members = membership(ConfiguredPods(()))
     members.drains.change("rack=r12", DRAIN)
     members.replace("0", listed([PodConfig(url="http://a", id="a", rack="r12"), PodConfig(url="http://b", id="b")]))
