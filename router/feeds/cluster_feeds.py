@@ -23,7 +23,7 @@ from router.stores.redis_schema import Keys
 from router.stores.scripts import SWAP
 from router.stores.shared_state import RowT, SharedFact, SharedRows
 
-DRAINS_INTERVAL_S = 1.0
+DRAINS_INTERVAL_S, SWAPS = 1.0, 8
 RESPONSES_INTERVAL_S = 0.02
 BATCH, MAX_WAITING_RESPONSES = 500, 8192
 RESPONSE_TTL_S = 3600.0
@@ -83,26 +83,34 @@ class SharedDrains:
 
     async def share(self) -> bool:
         """Whether Redis has all changes of this router, so that the others have them within a second."""
-        with suppress(RedisError, OSError):
+        try:
             await self.exchange()
+        except (RedisError, OSError):
+            raise_if_cancelled()
         return not self._drains.unshared
 
     async def exchange(self) -> None:
         """Use what all routers have written, and write what changed here. Raises `redis.RedisError`."""
+        for _ in range(SWAPS):
+            if await self._swap():
+                return
+
+    async def _swap(self) -> bool:
+        """Whether no other router was faster."""
         found: bytes = await self._connection.client.getrange(self._key, 0, DRAINS.max_bytes)
         drains, sent = self._drains, dict(self._drains.unshared)
         try:
             known = DRAINS.json(found, _DRAINS) if found else {}
         except ValueError as error:
             self._skipped.warn("drains in Redis cannot be read", error=str(error))
-            return
+            return True
         wanted = drains.with_unshared(known if found else drains.current)
-        if wanted != known:
-            swapped = await self._connection.script(SWAP, [self._key], (found, msgspec.json.encode(wanted)))
-            if not swapped:  # another router was faster: the next exchange reads what it wrote
-                return
+        args = found, msgspec.json.encode(wanted)
+        if wanted != known and not await self._connection.script(SWAP, [self._key], args):
+            return False
         drains.unshared = {name: drain for name, drain in drains.unshared.items() if sent.get(name, ()) != drain}
         drains.replace(drains.with_unshared(wanted))
+        return True
 
 
 class SharedResponses:

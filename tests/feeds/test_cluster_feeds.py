@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -78,9 +79,9 @@ async def test_drains_of_all_routers_are_one_set(kind: str) -> None:
         (one, of_one), (other, of_other) = shared(connection), shared(connection)
         one.change("rack=r1", DRAIN)
         other.change("rack=r2", DRAIN)
-        while not (await of_one.share() and await of_other.share()):
-            pass
+        assert all(await asyncio.gather(of_one.share(), of_other.share()))
         await of_one.exchange()
+        await of_other.exchange()
         assert one.current == other.current == {"rack=r1": DRAIN, "rack=r2": DRAIN}
         other.change("rack=r1", None)
         assert await of_other.share()
