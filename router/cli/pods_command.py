@@ -88,10 +88,11 @@ def _change(router: AdminClient, action: PodAction, name: str, why: str) -> None
     if action is PodAction.REMOVE:
         return print(f"{name}: {router.ask('DELETE', path, _PodRow)['status']}")
     found = router.ask("POST", f"{path}/{action.value}", _PodRow, {"by": by, "why": why})
-    for pod_id, state in found["pods"].items():
+    pods = found.get("pods", {name: found["status"]})  # routers of versions before name no pods
+    for pod_id, state in pods.items():
         print(f"{pod_id}: {state}")
-    none = "" if found["pods"] else "no pod has these labels now; "
-    return print(f"{name}: {none}known to {found['known_to']}", file=sys.stderr)
+    none = "" if pods else "no pod has these labels now; "
+    return print(f"{name}: {none}known to {found.get('known_to', 'this router alone')}", file=sys.stderr)
 
 
 def _print_pods(pods: Sequence[_PodRow]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -19,12 +21,19 @@ class Asked(BaseHTTPRequestHandler):
     """Answers that there are no pods, and keeps the token of the last caller."""
 
     last = ""
+    pods: ClassVar[list[dict[str, str]]] = []
 
     def do_GET(self) -> None:
         Asked.last = self.headers.get("authorization", "")
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(b"[]")
+        self.wfile.write(json.dumps(Asked.pods).encode())
+
+    def do_POST(self) -> None:
+        """A drain, as answered by versions that know no labels."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"status": "draining", "pod": "a"}')
 
     def log_message(self, *_: object) -> None:
         """Nothing on stderr."""
@@ -80,3 +89,10 @@ def test_no_message_prints_a_token(
 def test_help_names_the_variables(typed: Typed, command: str) -> None:
     shown = typed(command, "--help").out
     assert all(f"WARMROUTE_ADMIN_{name}" in shown for name in ("URL", "TOKEN", "TOKEN_FILE"))
+
+
+def test_a_pod_of_an_older_router_is_drained(url: str, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer names no routers: it knows of its own drains alone."""
+    monkeypatch.setattr(Asked, "pods", [{"id": "a", "url": "http://a"}])
+    ended = typed("pods", "drain", "a")
+    assert (ended.code, ended.out, ended.err) == (0, "a: draining\n", "a: known to this router alone\n")
