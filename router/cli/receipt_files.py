@@ -17,10 +17,10 @@ from rich.progress import Progress
 
 from router.errors import ConfigError
 from router.observe.changes import Change
+from router.observe.receipt_lines import CHANGE_LINE
 from router.observe.receipts import Line, Receipt
 from router.policy.recording import FleetLine
 
-CHANGE_LINE = b'{"change":'
 READ_BYTES = 1 << 20
 """Progress is counted once for this much."""
 

@@ -17,7 +17,8 @@ from router.cli.admin_client import JsonOption
 from router.cli.receipt_files import lines_of, local, time_option
 from router.cli.terminal import folded_table, printable
 from router.observe.changes import Change
-from router.observe.receipts import CLIENT_GONE, Line, Receipt
+from router.observe.receipts import Line, Receipt
+from router.observe.thresholds import FAILED
 
 HOUR_S = 3600
 MAX_ROWS, MAX_CHANGES = 500, 1000
@@ -31,7 +32,7 @@ receipts_app = typer.Typer(no_args_is_help=True, help="Read files of receipts.")
 
 @dataclass(slots=True)
 class Tally:
-    """Counts requests. Failed: neither answered nor left by their client. Cached tokens are those that pods report."""
+    """Counts requests. Failed: as the page counts (`thresholds.FAILED`). Cached tokens are those that pods report."""
 
     requests: int = 0
     failed: int = 0
@@ -44,7 +45,7 @@ class Tally:
 
     def add(self, one: Receipt) -> None:
         self.requests += 1
-        self.failed += one.result not in ("ok", CLIENT_GONE)
+        self.failed += one.result in FAILED
         self.first_s, self.last_s = min(self.first_s, one.at_s), max(self.last_s, one.at_s)
         if one.cached_tokens is not None:
             self.prompt_tokens += one.prompt_tokens

@@ -1,4 +1,4 @@
-"""Logs the changes of pods, and says why one cannot be used and what to do."""
+"""Logs and records the changes of pods, and says why one cannot be used and what to do."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from router.engines.forwarded_paths import api_end
 from router.errors import UpstreamBroken, UpstreamError, shortened
 from router.fleet.fleet import Fleet, Listener
 from router.guards import OutOfBounds
+from router.observe.changes import ChangeKind, Changes
 from router.types import Pod, PodState
 
 MAX_REASON_CHARACTERS = 400
@@ -33,6 +34,14 @@ _REASONS: Mapping[PodState, str] = {
     PodState.GONE: "removed, or no longer listed",
 }
 """Reasons of changes for which the fleet records none."""
+_SERVING = (PodState.READY, PodState.EJECTED)
+_KINDS: Mapping[tuple[PodState, PodState], ChangeKind] = {
+    (PodState.JOINING, PodState.READY): "joined",
+    (PodState.READY, PodState.EJECTED): "ejected",
+    (PodState.EJECTED, PodState.READY): "readmitted",
+    **{(old, new): "left" for old in _SERVING for new in (PodState.DRAINING, PodState.GONE)},
+}
+"""The changes of state that change what the fleet can serve. A pod that is drained has left; its end is no change."""
 _ALLOWED = " that `pods[].models` allows"
 _CHECK = "check that the URL is an engine's and `engine` is right"
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -114,15 +123,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def log_changes(fleet: Fleet) -> Listener:
-    """A listener of the fleet. An ejection is a warning, other changes are info."""
+def log_changes(fleet: Fleet, changes: Changes | None = None) -> Listener:
+    """A listener of the fleet, which also adds to `changes`. An ejection is a warning, other changes are info."""
+    record = (changes or Changes()).add
 
     def on_change(pod: Pod, old: PodState, new: PodState) -> None:
         if old is new:
             log.info("pod restarted; its cache is empty", pod=pod.id, epoch=pod.epoch)
+            record("restarted", pod.id, "a new process answers; its cache is empty")
             return
         reason = "found" if old is PodState.GONE else fleet.state_reason(pod.id) or _REASONS.get(new, "")
         write = log.warning if new is PodState.EJECTED else log.info
         write("pod state changed", pod=pod.id, old=old.value, new=new.value, reason=reason)
+        if kind := _KINDS.get((old, new)):
+            record(kind, pod.id, reason)
 
     return on_change

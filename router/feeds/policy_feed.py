@@ -20,6 +20,7 @@ import structlog
 from router.config.policy_files import PolicyFolder
 from router.config.reloaded import is_steady
 from router.errors import ConfigError
+from router.observe.changes import Changes
 from router.observe.declared import of_decisions
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
@@ -58,11 +59,13 @@ class PolicyFeed:
         metrics: Metrics,
         review: ReviewChange | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        changes: Changes | None = None,
     ) -> None:
         self._folder = folder
         self._metrics = metrics
         self._review = review
         self._sleep = sleep
+        self._changes = changes or Changes()
         self._stamp = folder.stamp()
         self._reload_lock = asyncio.Lock()
         self.error = ""
@@ -121,6 +124,8 @@ class PolicyFeed:
         found = await self._reviewed(old, new) if changed else None
         self._metrics[of_decisions.POLICY_RELOAD_TTFT].set(found.ttft_ratio if found else 1.0)
         review = str(found) if found else None
+        if changed:
+            self._changes.add("policy", _different(old, new), review or "files changed")
         log.info("policies reloaded", version=new.version, changed=changed, review=review)
         return Reload(new.version, changed, review, ttft_ratio=found.ttft_ratio if found else 1.0)
 
@@ -144,3 +149,9 @@ class PolicyFeed:
         self._metrics[of_decisions.POLICY_RELOADS].labels("refused").inc()
         log.error("invalid policies; last valid set stays active", version=self._policies.version, error=error)
         return Reload(self._policies.version, error=error)
+
+
+def _different(old: PolicySet, new: PolicySet) -> str:
+    """The names of the policies that differ, or the version where only their order does."""
+    before, after = ({(one.name, one.version) for one in policies.active} for policies in (old, new))
+    return ", ".join(sorted({name for name, _ in before ^ after})) or new.version

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from os.path import commonprefix
 from typing import Any, TypeAlias
 
 import structlog
@@ -35,7 +36,6 @@ from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
-_NEIGHBOURS = 4
 MAX_RETEST_FACTOR = 64
 """A failed test of a conversion is repeated after up to as many times `retest_s`: the engine may have no such endpoint.
 """
@@ -129,13 +129,8 @@ _TOKENS_ADVICE = "Configure the tokenizer and chat template that the engine uses
 
 
 def _difference(ours: Sequence[int], engine: Sequence[int]) -> str:
-    pairs = zip(ours, engine, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(engine)))
-    around = slice(max(at - _NEIGHBOURS, 0), at + _NEIGHBOURS + 1)
-    return (
-        f"token {at} differs: router ...{list(ours[around])}... ({len(ours)} in all), "
-        f"engine ...{list(engine[around])}... ({len(engine)} in all)"
-    )
+    at = len(commonprefix((list(ours), list(engine))))
+    return f"token {at} differs, of {len(ours)} in the router and {len(engine)} in the engine"
 
 
 def _untested(pod: Pod) -> list[Endpoint]:

@@ -1,10 +1,22 @@
-"""What changed in the fleet: the changes that explain why figures differ from those before."""
+"""What changed in the fleet lately: the changes that explain why figures differ from those before.
+
+The page, `/admin/changes` and the file of receipts show the same values. Nothing here decides what a change is.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
 from typing import Literal, TypeAlias
 
 import msgspec
+
+from router.errors import shortened
+
+MAX_CHANGES = 200
+MAX_CHARACTERS = 400
 
 ChangeKind: TypeAlias = Literal["ejected", "readmitted", "joined", "left", "restarted", "generation", "policy"]
 
@@ -16,3 +28,21 @@ class Change(msgspec.Struct, frozen=True):
     kind: ChangeKind
     subject: str
     cause: str
+
+
+class Changes:
+    """The last `MAX_CHANGES` changes. Each is passed to `write`, which does not wait or raise."""
+
+    def __init__(self, write: Callable[[Change], None] = lambda _: None) -> None:
+        self._latest: deque[Change] = deque(maxlen=MAX_CHANGES)
+        self._write = write
+
+    def add(self, kind: ChangeKind, subject: str, cause: str) -> None:
+        """Record a change of this moment."""
+        change = Change(time.time(), kind, shortened(subject, MAX_CHARACTERS), shortened(cause, MAX_CHARACTERS))
+        self._latest.appendleft(change)
+        self._write(change)
+
+    def latest(self, count: int = MAX_CHANGES) -> list[Change]:
+        """Newest first."""
+        return list(islice(self._latest, count))

@@ -1,7 +1,7 @@
 """Writes and reads files of receipts.
 
-Each line is a JSON object: a request, or a fleet, which is written before the first scene that refers to it. A disk
-error disables the file and fails no request.
+Each line is a JSON object: a request, a fleet, which is written before the first scene that refers to it, or a change
+of the fleet, `{"change": {...}}`. A disk error disables the file and fails no request.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from router.errors import ConfigError
+from router.observe.changes import Change
 from router.observe.receipts import Line, Outcome, Receipt, RecordedDecision, decision_receipt, receipt
 from router.policy.recording import (
     FleetLine,
@@ -38,6 +39,8 @@ REPEAT_FLEET_AFTER_SCENES = 1000
 """The fleet is written again because files are rotated."""
 MAX_FLEETS = 256
 """Fleets that scenes may refer to, while a file is read: the last ones. Each router repeats its own."""
+CHANGE_LINE = b'{"change":'
+"""How the line of a change begins."""
 
 LineT = TypeVar("LineT")
 _Later = Callable[[float, Callable[[], None]], object]
@@ -66,6 +69,9 @@ class ReceiptWriter:
             scene = self._scene(kept.scene, kept.at_s)
             found = msgspec.structs.replace(found, scene=scene, scene_digest=digest_of(scene))
         return self._put(found)
+
+    def write_change(self, change: Change) -> None:
+        self._sink(self._encode({"change": change}))
 
     def repeat_fleet(self) -> None:
         """Write the fleet again before the next scene: the lines begin a new file."""
@@ -218,17 +224,19 @@ def _is_at(path: Path, file: FileIO) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Every line. Raises `ConfigError` with the number of an invalid line."""
+    """Every request and fleet. Raises `ConfigError` with the number of an invalid line."""
     return decoded_lines(path, msgspec.json.Decoder(Receipt | FleetLine).decode, "not a receipt")
 
 
 def decoded_lines(path: Path, decode: Callable[[bytes], LineT], problem: str) -> Iterator[LineT]:
-    """A JSONL file. Raises `ConfigError` with the number of an invalid line, and the problem."""
+    """A JSONL file without the lines of changes. Raises `ConfigError` with the number of an invalid line, and the
+    problem."""
     number = 0
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
-                yield decode(line)
+                if not line.startswith(CHANGE_LINE):
+                    yield decode(line)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}:{number}: {problem}: {error}") from error
 

@@ -7,10 +7,12 @@ The hashes are seeded by everything that must be equal for KV to be reusable. `o
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from os.path import commonprefix
 from typing import Any
 
 import msgspec
@@ -39,6 +41,10 @@ MAX_PROMPT_TOKENS = 1_048_576
 """Longest context, if the pods do not report theirs."""
 CHARACTERS_PER_TOKEN = 16
 """A text with more characters per token of the context is not encoded: it almost certainly does not fit."""
+SHOWN_TOKENS = 12
+"""How many tokens of a difference between two prompts are shown, and how many in front of it."""
+_RANDOM = re.compile(r"(?=[a-f]*\d)[0-9a-f]{5,}")
+_TEMPLATE_ADVICE = "give the model the tokenizer and chat template of the engine (`models` in router.yaml)"
 _REWRITTEN = ("truncate_prompt_tokens", "suffix", "prompt_embeds")
 """With these fields the engine changes the tokens in ways that are not reproduced here."""
 _PICTURE_OPTIONS = ("media_io_kwargs", "mm_processor_kwargs")
@@ -95,7 +101,22 @@ class Fingerprinter:
 
     def advice(self, ours: Sequence[int], engine: Sequence[int]) -> str:
         """Why an engine has other tokens of a prompt, and what to do; "" if that is unknown."""
-        return self._template.advice(ours, engine) if isinstance(self._template, Harmony) else ""
+        known = self._template.advice(ours, engine) if isinstance(self._template, Harmony) else ""
+        return known or (engine and f"{self._difference(ours, engine)}; {_TEMPLATE_ADVICE}") or ""
+
+    def _difference(self, ours: Sequence[int], engine: Sequence[int]) -> str:
+        """What differs between two prompts, as text; decoded in less than a millisecond."""
+        start = len(commonprefix((list(ours), list(engine))))
+        own, other = list(ours)[start:], list(engine)[start:]
+        end = len(commonprefix((own[::-1], other[::-1])))
+        where = f"behind {self._text(ours[max(start - SHOWN_TOKENS, 0) : start])}" if start else "in front"
+        puts, ours_puts = (self._text(tokens[: len(tokens) - end][:SHOWN_TOKENS]) for tokens in (other, own))
+        return f"{where} the engine puts {puts}, the router {ours_puts}"
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """Without the random names of self-tests, so that a reason stays the same."""
+        known = [token for token in tokens if 0 <= token < self._tokenizer.vocabulary_size]
+        return repr(_RANDOM.sub("...", self._tokenizer.text_of(known, special=True))) if tokens else "nothing"
 
     def forget_segments(self) -> None:
         """Empty the caches, because the tokenizer's backend has changed. Call in the thread of `open`."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
+from router.observe.changes import Changes
 from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import ReceiptLog, ReceiptWriter
@@ -31,7 +32,7 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 
 
 class DecisionRecords:
-    """The recent decisions and their sinks. Raises `ConfigError` if the file cannot be written."""
+    """The recent decisions and changes, and their sinks. Raises `ConfigError` if the file cannot be written."""
 
     def __init__(self, config: Receipts, metrics: Metrics) -> None:
         self._log: ReceiptLog | None = None
@@ -41,6 +42,7 @@ class DecisionRecords:
             self._log = _log("receipts", config.file, max_bytes=most, kept=config.rotated_files, on_lost=lost)
             writer = ReceiptWriter(self._log.write, scenes=config.replay_data)
             self._log.on_new_file = writer.repeat_fleet
+        self.changes = Changes(writer.write_change) if writer else Changes()
         self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer)
 
     async def review(self, old: PolicySet, new: PolicySet) -> Review | None:

@@ -31,6 +31,7 @@ from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
+from router.observe.changes import Changes
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
@@ -45,6 +46,9 @@ from router.wiring.prompts import Prompts
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
+
+OF_GENERATION = ("models", "weights", "version", "block_size_tokens")
+"""What pods report of the generation of their blocks."""
 
 log = structlog.get_logger()
 
@@ -61,6 +65,7 @@ class FleetParts:
         prompts: Prompts,
         pools: UpstreamPools,
         words_of: WordsOf | None = None,
+        changes: Changes | None = None,
     ) -> None:
         self._config = config
         self.metrics = metrics
@@ -68,7 +73,8 @@ class FleetParts:
         self._pools = pools
         self._words_of = words_of
         self.fleet = fleet
-        fleet.listen(log_changes(fleet))  # first, so that lines are in the order of the changes
+        self._changes = changes or Changes()
+        fleet.listen(log_changes(fleet, self._changes))  # first, so that lines are in the order of the changes
         fleet.listen(metrics.observe_change)
         self.ledger = Ledger()
         targets = ScalingTargets(**config.scaling.model_dump(), max_load_age_s=config.probes.max_load_age_s)
@@ -173,6 +179,8 @@ class FleetParts:
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):
             return
         self._warn_of_others_models(pod, facts)
+        if change := generation_change(pod, facts):
+            self._changes.add("generation", pod.id, change)
         self._prompts.add_served(facts.models, lambda: self.fleet.served)
         generation = self._prompts.generation_of(facts.models)
         self.membership.describe(pod, facts)
@@ -211,6 +219,13 @@ class FleetParts:
             self._pools.remove(pod.id)
             self.calibrator.remove(pod)
             self.ledger.remove(pod.id)
+
+
+def generation_change(pod: Pod, facts: PodFacts) -> str:
+    """What a pod that was described before reports otherwise now, of that which decides whether its KV is reusable."""
+    pairs = ((name, getattr(pod, name), getattr(facts, name)) for name in OF_GENERATION)
+    different = [f"{name} {new}, before {old}" for name, old, new in pairs if old != new]
+    return "; ".join(different) if pod.models else ""
 
 
 def ejection_rules(probes: Probes) -> EjectionRules:

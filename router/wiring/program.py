@@ -114,14 +114,15 @@ class Program:
         self._classes = Classes(rules)
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.records = DecisionRecords(config.receipts, self.metrics)
-        self.policies = PolicyFeed(folder, self.metrics, self.records.review)
+        changes = self.records.changes
+        self.policies = PolicyFeed(folder, self.metrics, self.records.review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config.limits)
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self._continuation = continuation_rules(config, self.prompts.readers)
         words_of = self._continuation.words_of if self._continuation else None
-        self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of)
+        self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of, changes)
         self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
         self._usage = usage_writer(config.usage, self.metrics)
         self._request_log = request_log(config.log)
@@ -140,7 +141,8 @@ class Program:
         failing = self.metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
         self._signing_keys = SigningKeyFeed(grants, jwts, self._pools.get_url, failing) if grants else None
         self._metrics_page = self._build_metrics_page()
-        self._snapshots = SnapshotStream(self._build_page().snapshot)
+        self._page = self._build_page()
+        self._snapshots = SnapshotStream(self._page.snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
         refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
         own = public_app(self.fleet, self.is_ready, self.run, refused)
@@ -196,7 +198,8 @@ class Program:
     def _build_page(self) -> PageSource:
         admin, kept = self._config.admin, self._config.receipts
         facts = PageFacts(admin.gpu_hour_price, admin.currency, kept.prompts, kept.keep, self._stale_files)
-        return PageSource(self._metrics_page, self.pods.kv_streams, self.records.recent, self.policies, facts)
+        records, streams = self.records, self.pods.kv_streams
+        return PageSource(self._metrics_page, streams, records.recent, self.policies, facts, records.changes)
 
     def _stale_files(self) -> list[StaleFile]:
         found = self._files.changed()
@@ -214,6 +217,7 @@ class Program:
             ExplainRoutes(self.records.recent.find, self._read_preview, self._preview),
             partial(describe_pods, self._metrics_page, self.pods.kv_streams),
             self.pods.share_drains,
+            self.records.changes.latest,
             self._readiness,
             self._metrics_page.render,
             self._snapshots,
@@ -282,6 +286,7 @@ class Program:
             "idle connections": self._pools.expire_idle,
             "policies": self.policies.run,
             "operators' page": self._snapshots.run,
+            "page's last hour": self._page.follow,
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics[of_process.LOOP_LAG_S].labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),

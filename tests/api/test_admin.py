@@ -30,6 +30,7 @@ from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
+from router.observe.changes import Changes
 from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.observe.receipts import RecordedDecision
@@ -74,6 +75,7 @@ class Router:
         scaling = ScalingView(self.fleet, Ledger(), ScalingTargets(), 0.0)
         page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, scaling, self._observe_cluster)
         self.is_stopping = False
+        self.changes = Changes()
         self.routes = routes = AdminRoutes(
             self.fleet,
             self.policies,
@@ -81,6 +83,7 @@ class Router:
             ExplainRoutes(self._find, self._read, self._preview),
             partial(describe_pods, page, streams),
             self._share_drains,
+            self.changes.latest,
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),

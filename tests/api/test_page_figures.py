@@ -19,6 +19,13 @@ def metrics(requests: float) -> dict[str, MetricRows]:
             (("chat", "client_gone"), [0.1 * requests]),
             (("rag", "pod_error"), [0.1 * requests]),
         ],
+        of_requests.REQUESTS.name: [
+            (("ok",), [0.8 * requests]),
+            (("client_gone",), [0.1 * requests]),
+            (("pod_error",), [0.1 * requests]),
+            (("no_ready_pod",), [0.2 * requests]),
+            (("unknown_url",), [requests]),
+        ],
         of_requests.TTFT_S.name: [(("chat",), [0.0, requests, *no_tokens, 1.0])],
         of_requests.PROMPT_TOKENS.name: [((), [1000.0 * requests])],
         of_requests.CAPTURED_TOKENS.name: [((), [500.0 * requests])],
@@ -27,7 +34,9 @@ def metrics(requests: float) -> dict[str, MetricRows]:
 
 def test_figures_are_those_between_two_snapshots() -> None:
     found = MetricsGrowth(metrics(110.0), metrics(100.0)).figures()
-    assert (round(found["requests"]), round(found["failures"])) == (10, 1)
+    assert round(found["requests"]) == 12, "with those that reached no class; unknown URLs are of no API"
+    assert {name: round(count) for name, count in found["failed"].items()} == {"no_ready_pod": 2, "pod_error": 1}
+    assert next(iter(found["failed"])) == "no_ready_pod", "the most frequent reason first"
     assert {name: round(one["failures"]) for name, one in found["classes"].items()} == {"chat": 0, "rag": 1}
     assert found["ttft_s"].count == 10 and found["ttft_s"].p50 == 0.0075
     assert found["token_shares"] == {"available": 0.0, "captured": 0.5, "delivered": None}

@@ -6,15 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from router.frontends.admin.page_notices import MAX_CHARACTERS, Counted, CountedHistory, Present, lateness_of
-from router.types import Matching
+from router.frontends.admin.page_figures import MetricRows
+from router.frontends.admin.page_notices import (
+    MAX_CHARACTERS,
+    MAX_ERROR_CHARACTERS,
+    Counted,
+    CountedHistory,
+    Present,
+    lateness_of,
+    unserved_of,
+)
+from router.observe.declared import of_requests
+from router.types import Matching, PodState, PodStatus
+from tests.policy.scenes import pod
 
 LINKS = {"elsewhere": (100.0, 20.0)}
 WELL = Present(pods=6, waiting=2, slowdowns={"pod-1": 1.3}, index_age_s=0.4, reload_age_s=5.0, reload_ttft_ratio=1.1)
 
 
 def history() -> CountedHistory:
-    """Half a minute of a fleet in which all is well; one pod restarted before that."""
+    """Half a minute of a fleet in which all is well."""
     made = CountedHistory()
     for second in range(31):
         made.add(counted(second))
@@ -23,7 +34,12 @@ def history() -> CountedHistory:
 
 def counted(second: float) -> Counted:
     transfers = {link: (second * one, second * two) for link, (one, two) in LINKS.items()}
-    return Counted(second, {"pod-0": 1.0, "pod-1": 0.0}, transfers)
+    return Counted(second, transfers, answered(second, ok=10 * second, client_gone=second))
+
+
+def answered(_second: float = 0.0, **results: float) -> dict[str, MetricRows]:
+    """Requests that ended, by result."""
+    return {of_requests.REQUESTS.name: [((result,), [count]) for result, count in results.items()]}
 
 
 def shown(present: Present = WELL, **changed: object) -> list[tuple[str, str]]:
@@ -37,15 +53,70 @@ def test_nothing_is_said_while_all_is_well() -> None:
     assert shown() == []
 
 
-def test_restarts_of_the_last_minute_are_counted() -> None:
-    """Not those before the first snapshot."""
-    text = "1 of 6 pods restarted in the last minute, with empty caches: pod-1."
-    assert shown(restarts={"pod-0": 1.0, "pod-1": 1.0}) == [("restarts", text)]
+def test_failing_requests_are_the_first_line_in_red() -> None:
+    """By the share of all answers, with the most frequent reason; not for faults of clients, or one failure of many."""
+    failing = answered(ok=310 + 40, client_gone=31, upstream_broken=3, no_ready_pod=57)
+    made = history()
+    made.add(replace(counted(31), metrics=failing))
+    [first, second] = made.notices(replace(WELL, ejected={"pod-2": ""}))
+    assert (first.about, first.is_red, second.is_red) == ("failing", True, False)
+    assert first.text == "60 of 441 requests (14%) failed in the last 31 s, most of them: no_ready_pod."
+    for fine in ({"malformed_request": 99}, {"rate_limit_exceeded": 99}, {"overloaded": 99}, {"upstream_broken": 2}):
+        assert shown(metrics=answered(ok=310, client_gone=31, **fine)) == []
+
+
+@pytest.mark.parametrize("result", ["no_ready_pod", "model_not_found", "invalid_api_key"])
+def test_that_nobody_was_served_for_a_minute_is_said_whatever_the_reason(result: str) -> None:
+    """Although requests came: a fleet without requests is well, and so is one that served a single one."""
+    text = f"Nobody was served in the last 55 s: all 50 requests failed, most of them: {result}."
+    assert minute(**{result: 50}) == [("failing", text, True)]
+    assert minute() == []
+    assert ("failing", text, True) not in minute(ok=1, **{result: 50})
+
+
+def minute(**results: float) -> list[tuple[str, str, bool]]:
+    """The notices after a minute with these answers."""
     made = CountedHistory()
-    made.add(counted(0))
-    made.add(replace(counted(1), restarts={"pod-0": 2.0}))
-    made.add(replace(counted(62), restarts={"pod-0": 2.0}))
-    assert made.notices(WELL) == []
+    made.add(Counted(0, {}, answered()))
+    made.add(Counted(55, {}, answered(**results)))
+    return [(one.about, one.text, one.is_red) for one in made.notices(WELL)]
+
+
+def test_a_fleet_without_a_ready_pod_is_the_first_line_in_red() -> None:
+    """With the states and the first reason; the ejected pods have no line of their own then."""
+    down = replace(WELL, unserved={"": "2 ejected, 1 joining; a (connection refused)"}, ejected={"a": "", "b": ""})
+    assert red(down) == ["No pod is ready, so all requests fail: 2 ejected, 1 joining; a (connection refused)."]
+    of_one = replace(WELL, unserved={"qwen3-32b": "1 ejected; a (connection refused)"})
+    assert red(of_one) == ["No pod of qwen3-32b is ready, so its requests fail: 1 ejected; a (connection refused)."]
+
+
+def test_a_router_without_any_pod_says_what_to_do_next() -> None:
+    """Or what its source of pods says."""
+    [text] = red(Present())
+    assert text.startswith("No pod is known, so no request is served: name engines under `pods` in router.yaml")
+    assert red(Present(source_error="kubernetes: 403 Forbidden")) == [
+        "No pod is known, so no request is served: kubernetes: 403 Forbidden."
+    ]
+
+
+def red(present: Present) -> list[str]:
+    found = history().notices(present)
+    assert all(one.is_red for one in found)
+    return [one.text for one in found]
+
+
+def test_a_model_has_no_ready_pod_if_none_of_its_pods_is() -> None:
+    """All models at once, if no pod is ready."""
+    one, two = pod("a", models=("m",)), pod("b", models=("m", "n"))
+    reasons = {"a": "connection refused"}.get
+
+    def found(*states: PodState) -> dict[str, str]:
+        statuses = [PodStatus(each, state) for each, state in zip((one, two), states, strict=True)]
+        return unserved_of(statuses, lambda pod_id: reasons(pod_id, ""))
+
+    assert found(PodState.READY, PodState.READY) == {}
+    assert found(PodState.READY, PodState.EJECTED) == {"n": "1 ejected"}
+    assert found(PodState.EJECTED, PodState.JOINING) == {"": "1 ejected, 1 joining; a (connection refused)"}
 
 
 @pytest.mark.parametrize(
@@ -55,14 +126,29 @@ def test_restarts_of_the_last_minute_are_counted() -> None:
         (
             {"slowdowns": {}, "lateness": {"pod-1": 2.62}},
             "slow",
-            "First tokens of pod-1 take 2.6 times as long as expected.",
+            "Requests on pod-1 take 2.6 times as long as expected.",
         ),
         (
             {"slowdowns": {"pod-1": 2.94}, "lateness": {"pod-1": 2.62}},
             "slow",
             "pod-1 computes 2.9 times slower than other pods of its class.",
         ),
-        ({"ejected": ("pod-2",)}, "ejected", "1 of 6 pods ejected: pod-2."),
+        (
+            {"ejected": {"pod-2": "connection refused", "pod-3": ""}},
+            "ejected",
+            "2 of 6 pods ejected: pod-2 (connection refused), pod-3.",
+        ),
+        (
+            {"unwell": {"pod-2": "3 health checks in a row failed, but it is the last ready pod of a model"}},
+            "unwell",
+            "pod-2 fails its health checks, and still gets requests: 3 health checks in a row failed, but it is the"
+            " last ready pod of a model.",
+        ),
+        (
+            {"restarted": ["pod-1"]},
+            "restarts",
+            "1 of 6 pods restarted in the last minute, with empty caches: pod-1.",
+        ),
         (
             {"events_lost": tuple("abcde")},
             "events",
@@ -106,6 +192,7 @@ def test_a_pod_is_late_if_others_are_not() -> None:
     well = [("a", 1.0), ("b", 1.1)] * 6
     assert lateness_of([*well, *[("c", 2.4)] * 3]) == {"c": pytest.approx(2.4 / 1.05)}
     assert lateness_of([*well, *[("c", 2.4)] * 2]) == {}
+    assert "c" in lateness_of([*well, *[("c", 1.0)] * 20, *[("c", 2.4)] * 4]), "by its latest"
     assert lateness_of([("a", 2.5), ("b", 2.4), ("c", 2.4)] * 6) == {}
     assert lateness_of([("a", 1.0), ("c", 2.4), ("c", 2.4), ("c", 2.4)]) == {}, "too few others"
 
@@ -140,8 +227,8 @@ def test_single_transfers_that_a_busy_receiver_delays_are_no_notice() -> None:
 
 def test_names_that_clients_and_pods_choose_are_cut() -> None:
     """And a page that was not watched for long begins again."""
-    [(_, text)] = shown(replace(WELL, ejected=["x" * 10_000] * 9))
-    assert len(text) < 5 * MAX_CHARACTERS
+    [(_, text)] = shown(replace(WELL, ejected={f"{number}{'x' * 10_000}": "y" * 10_000 for number in range(9)}))
+    assert len(text) < 5 * (MAX_CHARACTERS + MAX_ERROR_CHARACTERS)
     made = history()
-    made.add(replace(counted(1000), restarts={"pod-0": 7.0}))
+    made.add(replace(counted(1000), metrics=answered(ok=1000, client_gone=1000, upstream_broken=1000)))
     assert made.notices(WELL) == []

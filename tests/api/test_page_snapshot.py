@@ -12,14 +12,17 @@ import pytest
 from router.config.policy_files import PolicyFolder
 from router.config.startup_files import StaleFile
 from router.feeds.kv_zmq import KvStreams
+from router.feeds.pod_problems import log_changes
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.admin.page_snapshot import (
+    MAX_CHANGES,
     MAX_CHARACTERS,
     MAX_DECISIONS,
     MAX_PODS_BYTES,
+    MAX_POINTS,
     MAX_SERIES,
     SLICE_PODS,
     PageFacts,
@@ -27,7 +30,7 @@ from router.frontends.admin.page_snapshot import (
 )
 from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
-from router.observe.declared import of_pods
+from router.observe.changes import Changes
 from router.observe.ended import EndedRequest
 from router.observe.hit_worth import HitWorth
 from router.observe.metrics import Metrics
@@ -35,7 +38,7 @@ from router.observe.receipts import Outcome
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
-from router.policy.decide import decide
+from router.policy.decide import decide, expected_ttft_ms
 from router.stores.prefix_store import LocalStore
 from router.types import Links, PrefixTrust
 from tests.policy.scenes import POLICIES, pod, ready, request, scene
@@ -51,6 +54,8 @@ class Page:
     def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
         self.fleet, self.metrics, self.recent = Fleet(), Metrics(), RecentDecisions()
+        self.changes = Changes()
+        self.fleet.listen(log_changes(self.fleet, self.changes))
         self.fleet.sync([pod(name) for name in pods])
         store = LocalStore()
 
@@ -71,6 +76,7 @@ class Page:
             self.recent,
             PolicyFeed(PolicyFolder(folder, "mine", frozenset()), self.metrics),
             facts or PageFacts(),
+            self.changes,
         )
 
     def serve(
@@ -96,6 +102,27 @@ class Page:
         )
         self.recent.settle(request_that_ended)
         self.metrics.ended(request_that_ended)
+
+    def answer(self, request_id: str, name: str, *, stream: bool, factor: float) -> None:
+        """A request that took this many times as long as expected."""
+        seen = scene(*ready(pod(name)), request=request(request_id, stream=stream))
+        decision = decide(seen, BY)
+        served = decision.candidates[0]
+        expected_ms = expected_ttft_ms(served.cost)
+        whole_ms = expected_ms + 10 * served.pod.speed.step_ms(1, 1000)
+        recorded = self.recent.record(seen, decision, BY, "chat")
+        recorded.outcome = Outcome(
+            id=request_id,
+            at_s=1.0,
+            model="m",
+            endpoint="x",
+            result="ok",
+            served=served,
+            ttft_ms=factor * expected_ms if stream else None,
+            e2e_ms=factor * whole_ms,
+            prompt_tokens=1000,
+            output_tokens=10,
+        )
 
     async def shown(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(await self.source.snapshot())
@@ -126,18 +153,88 @@ async def test_pods_that_need_attention_are_first_with_the_reason(tmp_path: Path
     page.fleet.event("c", PodEvent.DRAIN)
     found = (await page.shown())["pods"]
     assert [one["id"] for one in found] == ["b", "c", "a"]
-    assert (found[0]["trust"], found[0]["trust_reason"]) == ("mismatch", "other tokens")
+    assert found[0]["trust"] == "mismatch"
     assert found[1]["state"] == "draining"
     assert "state" not in found[2], "facts of a healthy pod are omitted"
 
 
 async def test_what_needs_attention_is_said(tmp_path: Path) -> None:
-    """A pod that restarted while somebody watches."""
+    """A pod that restarted, also while nobody watched; in red, that no pod is ready."""
     page = Page(tmp_path, "a", "b")
-    assert (await page.shown())["notices"] == []
-    page.metrics[of_pods.POD_RESTARTS].labels("b").inc()
     [notice] = (await page.shown())["notices"]
-    assert (notice["about"], notice["view"]) == ("restarts", "now")
+    assert (notice["about"], notice["is_red"]) == ("unserved", True)
+    for name in ("a", "b"):
+        page.fleet.event(name, PodEvent.PROBE_OK)
+    assert (await page.shown())["notices"] == []
+    page.fleet.restarted("b")
+    [notice] = (await page.shown())["notices"]
+    assert (notice["about"], notice["view"], notice["is_red"]) == ("restarts", "now", False)
+
+
+async def test_what_a_client_got_is_what_is_counted(tmp_path: Path) -> None:
+    """Also where no class and no pod was reached: without a pod, of a model that nobody serves, refused by a quota."""
+    page = Page(tmp_path)
+    results = ["no_ready_pod"] * 3 + ["model_not_found"] * 2 + ["rate_limit_exceeded"]
+    for result in results:
+        ended = Outcome(id="r", at_s=1.0, model="", endpoint="/v1/chat/completions", result=result)
+        page.metrics.ended(EndedRequest(outcome=ended, is_read=False, status=503))
+    found = await page.shown()
+    assert found["since_start"]["requests"] == 6 and found["since_start"]["classes"] == {}
+    assert found["since_start"]["failed"] == {"no_ready_pod": 3, "model_not_found": 2, "rate_limit_exceeded": 1}
+    assert found["notices"][0]["text"].startswith("No pod is known")
+
+
+async def test_the_latest_changes_are_shown(tmp_path: Path) -> None:
+    """Newest first, at most as many as the page shows."""
+    page = Page(tmp_path, "a")
+    page.fleet.event("a", PodEvent.PROBE_OK)
+    page.fleet.event("a", PodEvent.EJECT, reason="connection refused")
+    found = (await page.shown())["changes"]
+    assert [(one["kind"], one["subject"], one["cause"]) for one in found] == [
+        ("ejected", "a", "connection refused"),
+        ("joined", "a", "health check passed"),
+    ]
+    for _ in range(2 * MAX_CHANGES):
+        page.fleet.restarted("a")
+    assert len((await page.shown())["changes"]) == MAX_CHANGES
+
+
+async def test_each_pod_has_what_its_rates_are_computed_from(tmp_path: Path) -> None:
+    page = Page(tmp_path, "a", "b")
+    page.metrics.attempt_ended("a", "ok")
+    page.metrics.attempt_ended("a", "connect_failed")
+    page.metrics.pod_ttft_s.labels("a").observe(0.25)
+    found = {one["id"]: (one["attempts"], one["first_tokens"], one["ttft_s"]) for one in (await page.shown())["pods"]}
+    assert found == {"a": (2, 1, 0.25), "b": (0, 0, 0)}
+
+
+async def test_the_line_of_the_last_hour_has_a_bounded_row_a_minute(tmp_path: Path) -> None:
+    """Also while nobody watches, and its counters are those of the minute before the first viewer comes."""
+    page = Page(tmp_path, "a", "b")
+    following = asyncio.create_task(page.source.follow())
+    while not page.source.hour:
+        await asyncio.sleep(0)
+    following.cancel()
+    page.serve("first")
+    following = asyncio.create_task(page.source.follow())
+    while len(page.source.hour) < 2:
+        await asyncio.sleep(0)
+    following.cancel()
+    (_, none, _), (_, p50_s, _) = (await page.shown())["hour"]
+    assert none is None and p50_s == pytest.approx(0.0025)
+    assert (await page.shown())["last_minute"]["requests"] == 1
+    assert page.source.hour.maxlen == MAX_POINTS
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_slow_pod_is_late_by_its_streams_or_by_its_whole_answers(tmp_path: Path, stream: bool) -> None:
+    page = Page(tmp_path, "a", "b")
+    for number in range(20):
+        page.answer(f"a{number}", "a", stream=stream, factor=1.0)
+    for number in range(4):
+        page.answer(f"b{number}", "b", stream=stream, factor=3.0)
+    found = [one["text"] for one in (await page.shown())["notices"] if one["about"] == "slow"]
+    assert found == ["Requests on b take 3.0 times as long as expected."]
 
 
 async def test_names_are_shown_as_they_are_but_not_longer_than_a_line(tmp_path: Path) -> None:

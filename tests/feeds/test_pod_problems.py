@@ -11,14 +11,20 @@ from structlog.testing import capture_logs
 from router.feeds.pod_problems import log_changes
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet, PodEvent
+from router.observe.changes import Changes
 from tests.policy.scenes import fleet_of, make_pod
 
 
 @pytest.fixture
-def fleet() -> Fleet:
-    """One ready pod, whose changes are logged from now on."""
+def changes() -> Changes:
+    return Changes()
+
+
+@pytest.fixture
+def fleet(changes: Changes) -> Fleet:
+    """Two ready pods, whose changes are logged from now on."""
     fleet = fleet_of(make_pod("a"), make_pod("b"))
-    fleet.listen(log_changes(fleet))
+    fleet.listen(log_changes(fleet, changes))
     return fleet
 
 
@@ -54,3 +60,26 @@ def test_an_event_that_changes_nothing_is_no_line(fleet: Fleet) -> None:
         fleet.event("a", PodEvent.PROBE_OK)
         fleet.event("a", PodEvent.UNDRAIN)
     assert not lines
+
+
+def test_what_changes_the_pods_that_can_serve_is_recorded_with_its_cause(fleet: Fleet, changes: Changes) -> None:
+    """A pod joins when it is ready, and leaves when it is drained: that it is listed or removed then is no change."""
+    fleet.event("a", PodEvent.EJECT, reason="3 health checks in a row failed")
+    fleet.explain_state("a", "connection refused")
+    fleet.event("a", PodEvent.PROBE_OK)
+    fleet.restarted("a")
+    fleet.event("a", PodEvent.DRAIN)
+    fleet.event("a", PodEvent.UNDRAIN)
+    fleet.event("a", PodEvent.PROBE_OK)
+    fleet.event("b", PodEvent.DRAIN, reason="not ready in Kubernetes")
+    fleet.event("b", PodEvent.LOST)
+    fleet.event("a", PodEvent.LOST)
+    assert [(one.kind, one.subject, one.cause) for one in reversed(changes.latest())] == [
+        ("ejected", "a", "3 health checks in a row failed"),
+        ("readmitted", "a", "health check passed"),
+        ("restarted", "a", "a new process answers; its cache is empty"),
+        ("left", "a", "admin call"),
+        ("joined", "a", "health check passed"),
+        ("left", "b", "not ready in Kubernetes"),
+        ("left", "a", "removed, or no longer listed"),
+    ]

@@ -9,6 +9,7 @@ import pytest
 from router.config.policy_files import PolicyFolder
 from router.errors import ConfigError
 from router.feeds.policy_feed import PolicyFeed
+from router.observe.changes import Changes
 from router.observe.declared import of_decisions
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
@@ -61,8 +62,8 @@ async def test_the_set_is_replaced_as_a_whole_and_then_reviewed(folder: PolicyFo
         seen.append((old, new))
         return Review("p", 2000, 17, 0, Times(40.0, 30.0, 100.0), Times(50.0, 30.0, 110.0), (), ())
 
-    metrics = Metrics()
-    feed = PolicyFeed(folder, metrics, review)
+    metrics, changes = Metrics(), Changes()
+    feed = PolicyFeed(folder, metrics, review, changes=changes)
     before = feed.current()
     write(folder.folder, 2.0)
     done = await feed.reload()
@@ -73,6 +74,7 @@ async def test_the_set_is_replaced_as_a_whole_and_then_reviewed(folder: PolicyFo
     assert metrics[of_decisions.POLICY_RELOAD_TTFT].labels().value == 1.25
     await feed.reload()
     assert metrics[of_decisions.POLICY_RELOAD_TTFT].labels().value == 1.0, "nothing changed"
+    assert [(one.kind, one.subject, one.cause) for one in changes.latest()] == [("policy", "mine", done.review)]
 
 
 async def test_a_failing_review_does_not_prevent_the_reload(folder: PolicyFolder) -> None:

@@ -64,13 +64,11 @@ def test_equal_tokens_pass() -> None:
 
 
 def test_a_mismatch_names_the_first_different_token() -> None:
-    """With its index, both neighbourhoods, both lengths and what to do."""
+    """With its index, both lengths and what to do, where the texts are not known."""
     engine = [*TOKENS[:50], 7, *TOKENS[50:]]
     report = compare_tokens(TOKENS, engine, 101)
     assert report.trust is PrefixTrust.MISMATCH
-    assert "token 50 differs" in report.reason
-    assert "[146, 147, 148, 149, 150, 151, 152, 153, 154]... (100 in all)" in report.reason
-    assert "[146, 147, 148, 149, 7, 150, 151, 152, 153]... (101 in all)" in report.reason
+    assert "token 50 differs, of 100 in the router and 101 in the engine" in report.reason
     assert "chat template" in report.reason
 
 

@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from router.errors import ConfigError
+from router.observe.changes import Change
 from router.observe.receipt_lines import (
     MAX_BUFFERED_BYTES,
     REPEAT_FLEET_AFTER_SCENES,
@@ -24,6 +25,7 @@ from router.observe.receipt_lines import (
 from router.observe.receipts import Outcome, Receipt, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
+from router.sim.virtual import traffic
 from router.types import FleetSnapshot, PodLoad, Scene
 from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene
 
@@ -102,6 +104,20 @@ def test_a_prompt_is_written_only_where_configured() -> None:
     seen = scene(*ready(pod("a")), request=asked)
     made = record_decision(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
     assert b"harbour" not in b"".join(written(kept(seen))) and b"harbour" in b"".join(written(made))
+
+
+def test_changes_are_lines_that_readers_of_receipts_skip(tmp_path: Path) -> None:
+    """Those of `replay` and of `simulate`."""
+    lines: list[bytes] = []
+    writer = ReceiptWriter(lines.append)
+    writer.write_change(Change(1.5, "ejected", "pod-1", "connection refused"))
+    assert lines == [
+        b'{"change":{"at_s":1.5,"kind":"ejected","subject":"pod-1","cause":"connection refused"}}',
+    ]
+    writer.write(OUTCOME, kept(scene(*ready(pod("a")))), prompt(300))
+    path = in_file(tmp_path, lines)
+    assert [type(line) for line in read_lines(path)] == [FleetLine, Receipt]
+    assert traffic.read_receipts(path) == []
 
 
 @pytest.mark.parametrize("bad", [b"{}", b"no json", b'{"kind":"receipt","at_s":"x"}'])

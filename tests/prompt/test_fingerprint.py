@@ -276,3 +276,30 @@ def test_a_request_without_a_tokenizable_prompt_has_no_fingerprint(deepseek: Tok
         fingerprinter.begin(make_request(messages=dialogue(1)))
     with pytest.raises(Unrenderable):
         fingerprinter.begin(make_request(Endpoint.EMBEDDINGS, input="a"))
+
+
+def test_a_prompt_that_an_engine_renders_otherwise_is_shown_as_text(
+    fingerprinter: Fingerprinter, deepseek: Tokenizer
+) -> None:
+    """Where the texts first differ, with some text around it, what to do, and no token ids; a pod may send any ids."""
+    text = "Which pod holds my prefix? " * 20
+    ours = deepseek.encode(text)
+    front = fingerprinter.advice(ours, deepseek.encode("[BOS] " + text).tolist())
+    assert front.startswith("in front the engine puts '[BOS]") and "chat template" in front
+    amid = fingerprinter.advice(ours, deepseek.encode(text[:270] + "today " + text[270:]).tolist())
+    assert "my prefix?' the engine puts ' today', the router nothing" in amid and str(ours[0]) not in amid
+    assert "the engine puts '', the router nothing" in fingerprinter.advice(ours, [-1, 1 << 40, *ours])
+    assert fingerprinter.advice(ours, ()) == "", "an engine that reports no tokens"
+
+
+def test_the_random_name_of_a_self_test_is_no_part_of_the_difference(
+    fingerprinter: Fingerprinter, deepseek: Tokenizer
+) -> None:
+    """Else the reason would change with each test of a pod, and be logged each time."""
+
+    def reason(name: str) -> str:
+        return fingerprinter.advice(deepseek.encode(f"{name} yes"), deepseek.encode(f"{name} no"))
+
+    assert reason("4d1f261432fc4b789a") == reason("d40b1f9e4c4d1f2614")
+    dated = fingerprinter.advice(deepseek.encode("in 2026"), deepseek.encode("in 2027"))
+    assert dated.startswith("behind 'in 202' the engine puts '7', the router '6'")

@@ -9,6 +9,7 @@ POST   /admin/pods                  add a pod: an entry as under `pods` in route
 DELETE /admin/pods/{id}             remove it
 POST   /admin/pods/{id}/drain       send it no new requests, or all with labels such as `rack=r12,zone=a`; `by`, `why`
 POST   /admin/pods/{id}/undrain     let it join again, or all with these labels
+GET    /admin/changes               the latest 200 changes: ejections, readmissions, restarts, policies, newest first
 GET    /admin/policies              the active policies, and the error if the files are invalid
 POST   /admin/policies/reload       read the files now: 200 with the changes, or 400 with file and line
 GET    /admin/explain/{request_id}  a past decision with its costs and the outcome
@@ -43,13 +44,14 @@ from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies
 from router.frontends.http.app import bare_app, probe_response
 from router.guards import Bound, OutOfBounds
+from router.observe.changes import Change
 from router.observe.exposition import TextFormat, accepted_format
 from router.observe.receipts import RecordedDecision, explained
 from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
 _PATHS_HINT = (
-    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/policies, /admin/preview, "
+    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/changes, /admin/policies, /admin/preview, "
     "/admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port (`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
@@ -84,6 +86,7 @@ class AdminRoutes:
     explain: ExplainRoutes
     describe_pods: Callable[[], list[dict[str, Any]]]
     share_drains: Callable[[], Awaitable[str]]
+    changes: Callable[[], list[Change]]
     readiness: Callable[[], tuple[bool, dict[str, Any]]]
     render_metrics: Callable[[TextFormat], Awaitable[bytes]]
     page: SnapshotStream
@@ -117,6 +120,11 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
     add_pod_routes(router, routes.membership, routes.describe_pods)
     add_drain_routes(router, routes.fleet, routes.membership.drains, routes.share_drains)
     add_policy_routes(router, routes.policies)
+
+    @router.get("/changes")
+    async def changes() -> Response:
+        return Response(msgspec.json.encode(routes.changes()), media_type="application/json")
+
     routes.explain.add_to(router)
     app.include_router(router)
     add_adapter_routes(app, routes.adapters)

@@ -13,15 +13,19 @@ from typing import Any
 
 import msgspec
 
+from router.errors import UnknownEndpoint
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
 from router.observe.fast_metrics import Labels, Numbers
 from router.observe.receipts import CLIENT_GONE
 
+SERVED = ("ok", CLIENT_GONE)
+"""The results of requests that did not fail."""
 BEYOND = float_info.max
 """A quantile above the last bucket, because JSON has no infinity."""
 SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.IN_FLIGHT: (),
+    of_requests.REQUESTS: ("result",),
     of_requests.CLASS_REQUESTS: ("class", "result"),
     of_requests.TTFT_S: ("class",),
     of_requests.TPOT_S: ("class",),
@@ -81,16 +85,16 @@ class MetricsGrowth:
         self._before = before
 
     def figures(self) -> dict[str, Any]:
-        """What the page shows of the time between two snapshots. Failures: requests that failed, unless their client
-        left. `saved_s`: prefill seconds of pods that hits saved, by placement; `saved_gpu_s`: of their GPUs.
-        `degraded`: matches without the cluster index. `reuse_s`: times between two uses of a prefix, by model.
-        `evicted_tokens` were evicted too soon, by model; `evicted_s`: their prefill."""
-        classes = self._classes()
+        """What the page shows of the time between two snapshots. `failed`: requests that failed, by result, unless
+        their client left; those of `classes` were decided. `saved_s`: prefill seconds of pods that hits saved, by
+        placement; `saved_gpu_s`: of their GPUs. `degraded`: matches without the cluster index. `reuse_s`: times between
+        two uses of a prefix, by model. `evicted_tokens` were evicted too soon, by model; `evicted_s`: their prefill."""
+        answers = self.answers()
         return {
-            "requests": sum(one["requests"] for one in classes.values()),
-            "failures": sum(one["failures"] for one in classes.values()),
-            "classes": classes,
-            "ttft_s": self._quantiles(of_requests.TTFT_S, lambda _: "")[""],
+            "requests": sum(answers.values()),
+            "failed": {result: count for result, count in answers.items() if result not in SERVED},
+            "classes": self._classes(),
+            "ttft_s": self.ttft_s(),
             "ttft_error": self._quantiles(of_decisions.TTFT_ERROR)[""],
             "token_shares": self.token_shares(),
             "saved_s": self._values(of_decisions.PREFILL_SAVED_S),
@@ -109,8 +113,15 @@ class MetricsGrowth:
     def unread(self) -> dict[str, float]:
         return self._values(of_requests.UNREAD_PROMPTS)
 
-    def requests(self) -> float:
-        return sum(self._values(of_requests.CLASS_REQUESTS).values())
+    def answers(self) -> dict[str, float]:
+        """The answers that clients got, by result, most frequent first; also those without a class or pod. Without the
+        answers to unknown URLs, which are of no API."""
+        found = self._values(of_requests.REQUESTS)
+        found.pop(UnknownEndpoint.code, None)
+        return {result: found[result] for result in sorted(found, key=found.__getitem__, reverse=True) if found[result]}
+
+    def ttft_s(self) -> Quantiles:
+        return self._quantiles(of_requests.TTFT_S, lambda _: "")[""]
 
     def token_shares(self) -> dict[str, float | None]:
         """Shares of prompt tokens, by line; None without tokens."""
@@ -123,7 +134,7 @@ class MetricsGrowth:
     def _classes(self) -> dict[str, dict[str, Any]]:
         """A request failed if its result is an error and its client did not leave."""
         requests = of_requests.CLASS_REQUESTS
-        failures = self._values(requests, lambda labels: None if labels[1] in ("ok", CLIENT_GONE) else labels[0])
+        failures = self._values(requests, lambda labels: None if labels[1] in SERVED else labels[0])
         ttft_s, tpot_s = self._quantiles(of_requests.TTFT_S), self._quantiles(of_requests.TPOT_S)
         return {
             name: {"requests": ended, "failures": failures[name], "ttft_s": ttft_s[name], "tpot_s": tpot_s[name]}

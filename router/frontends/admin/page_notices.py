@@ -1,13 +1,14 @@
 """What needs attention now: the sentences at the top of the operators' page.
 
-Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods.
+Made of the present state and of counters at two times. A sentence names at most `MAX_NAMES` pods. Red ones are first:
+clients get errors, or soon will.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import itemgetter
@@ -18,15 +19,15 @@ import msgspec
 
 from router.decision import Direct
 from router.errors import shortened
-from router.frontends.admin.page_figures import MetricRows, MetricsGrowth
+from router.frontends.admin.page_figures import SERVED, MetricRows, MetricsGrowth
 from router.observe import thresholds
 from router.observe.declared import of_pods
-from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.decide import expected_ttft_ms
-from router.types import Matching, PodId
+from router.types import Matching, PodId, PodState, PodStatus
 
-MINUTE_S = 60.0
+MINUTE_S, NOBODY_S = 60.0, 50.0
+"""The history, and how much of it must show that nobody is served."""
 RECENT_S = 15.0
 """Over which times of first tokens are computed."""
 MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
@@ -34,24 +35,25 @@ MIN_LATENESS, MIN_LATE_TOKENS, MIN_OTHER_TOKENS = 1.8, 3, 10
 appears sooner than one about a learnt slowdown."""
 MIN_UNREAD = 5
 """Fewer requests that were routed by load only in a minute are not shown."""
-LATEST_DECISIONS = 500
+LATEST_DECISIONS, LATEST_OF_POD = 500, 7
+"""With more of a pod, its slow ones would be half of them too late."""
 RELOAD_SHOWN_S = 600.0
 MAX_NAMES, MAX_CHARACTERS, MAX_ERROR_CHARACTERS = 3, 64, 400
+NO_REASONS: Mapping[str, str] = {}
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One sentence. `about` names the subject for programs; `view` of the page shows more."""
+    """One sentence. `about` names the subject for programs; `view` of the page shows more. Red: clients get errors."""
 
     about: str
     text: str
     view: Literal["now", "policies", "health"] = "now"
+    is_red: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
     at_s: float
-    restarts: Mapping[str, float] = field(default_factory=dict)
-    """By pod."""
     transfers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Number of measured transfers and of slow ones, by kind of link."""
     metrics: Mapping[str, MetricRows] = field(default_factory=dict)
@@ -62,7 +64,16 @@ class Present:
     """The state now. Ages are in seconds; None: unknown, or there is none."""
 
     pods: int = 0
-    ejected: Sequence[str] = ()
+    source_error: str = ""
+    """Why a source of pods finds none."""
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    """Why no pod is ready, by model; of "": of any model."""
+    ejected: Mapping[str, str] = field(default_factory=dict)
+    """Ejected pods, and why."""
+    unwell: Mapping[str, str] = field(default_factory=dict)
+    """Ready pods that fail their health checks, and why they stay ready."""
+    restarted: Sequence[str] = ()
+    """In the last minute."""
     events_lost: Sequence[str] = ()
     slowdowns: Mapping[str, float] = field(default_factory=dict)
     """Times of prefills relative to the class, of pods that differ from it."""
@@ -102,27 +113,29 @@ class CountedHistory:
     def notices(self, present: Present) -> list[Notice]:
         """What needs attention by the last entry and `present`."""
         first, now = self._kept[0], self.now
+        grown = MetricsGrowth(now.metrics, first.metrics)
         return [
+            *_unserved(present),
+            *_failing(grown.answers(), now.at_s - first.at_s),
             *_pods(present),
-            *_matching(present),
-            *_unread(MetricsGrowth(now.metrics, {} if first is now else first.metrics)),
-            *_restarts(first, now, present.pods),
-            *_policies(present),
             *_index(present),
+            *_matching(present),
+            *_unread(MetricsGrowth(now.metrics, {}) if first is now else grown),
+            *_restarts(present),
+            *_policies(present),
             *_providers(present),
             *_flood(present),
             *_links(self._kept),
         ]
 
 
-def counted_of(own: Metrics, merged: Mapping[str, MetricRows]) -> Counted:
+def counted_of(metrics: Mapping[str, MetricRows]) -> Counted:
     slow_from = of_pods.TRANSFER_SLOWDOWN.buckets.index(of_pods.SLOW_TRANSFER) + 1
-    slowdowns = {link: counts for (link,), (*counts, _) in merged[of_pods.TRANSFER_SLOWDOWN.name]}
+    slowdowns = {link: counts for (link,), (*counts, _) in metrics[of_pods.TRANSFER_SLOWDOWN.name]}
     return Counted(
         time.monotonic(),
-        {pod: count.value for (pod,), count in own[of_pods.POD_RESTARTS].items()},
         {link: (sum(counts), sum(counts[slow_from:])) for link, counts in slowdowns.items()},
-        merged,
+        metrics,
     )
 
 
@@ -133,7 +146,8 @@ def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
     for pod, ratio in seen:
         ratios[pod].append(ratio)
     found = {}
-    for pod, own in ratios.items():
+    for pod, every in ratios.items():
+        own = every[-LATEST_OF_POD:]
         if len(own) >= MIN_LATE_TOKENS and median(own) >= MIN_LATENESS:
             others = [ratio for other, values in ratios.items() if other != pod for ratio in values]
             if len(others) >= MIN_OTHER_TOKENS and (late := median(own) / max(median(others), 1e-3)) >= MIN_LATENESS:
@@ -141,27 +155,75 @@ def lateness_of(seen: Iterable[tuple[PodId, float]]) -> dict[PodId, float]:
     return found
 
 
-def latest_ratios(recent: RecentDecisions) -> Iterator[tuple[PodId, float]]:
-    """Observed over expected times to first token, of requests that one pod served alone."""
+def latest_ratios(recent: RecentDecisions, *, streamed: bool) -> Iterator[tuple[PodId, float]]:
+    """Observed over expected times of requests that one pod served alone: to the first token of streams, or to the end
+    of others, whose steps are counted as those of a lone request."""
     since_s = time.time() - RECENT_S
     for kept in recent.latest(LATEST_DECISIONS):
         ended = kept.outcome
-        if ended and ended.served and ended.ttft_ms is not None and kept.at_s >= since_s:
-            expected_ms = expected_ttft_ms(ended.served.cost)
-            if isinstance(ended.served.plan, Direct) and expected_ms > 0:
-                yield ended.served.plan.pod.id, ended.ttft_ms / expected_ms
+        if not ended or not ended.served or kept.at_s < since_s or not isinstance(ended.served.plan, Direct):
+            continue
+        pod, expected_ms, actual_ms = ended.served.pod, expected_ttft_ms(ended.served.cost), ended.ttft_ms
+        if not streamed and not kept.scene.stream and ended.result == "ok" and ended.output_tokens:
+            expected_ms += ended.output_tokens * pod.speed.step_ms(1, ended.prompt_tokens)
+            actual_ms = ended.e2e_ms
+        if actual_ms is not None and expected_ms > 0 and streamed is kept.scene.stream:
+            yield pod.id, actual_ms / expected_ms
+
+
+def unserved_of(statuses: Iterable[PodStatus], reason_of: Callable[[PodId], str]) -> dict[str, str]:
+    """Why no pod of a model is ready, by model; only under "" if no pod at all is. O(pods * models)."""
+    found: dict[str, list[PodStatus]] = defaultdict(list)
+    for status in statuses:
+        for model in ("", *status.pod.models):
+            found[model].append(status)
+    down = {model: pods for model, pods in found.items() if all(pod.state is not PodState.READY for pod in pods)}
+    return {model: _states(pods, reason_of) for model, pods in down.items() if not model or "" not in down}
+
+
+def _states(statuses: Sequence[PodStatus], reason_of: Callable[[PodId], str]) -> str:
+    """How many pods are in each state, and the first known reason."""
+    states = Counter(status.state.value for status in statuses)
+    reasons = ((status.pod.id, reason_of(status.pod.id)) for status in statuses)
+    why = next((f"; {_reasoned(pod, reason)}" for pod, reason in reasons if reason), "")
+    return ", ".join(f"{count} {state}" for state, count in states.items()) + why
+
+
+def _unserved(present: Present) -> Iterator[Notice]:
+    if not present.pods:
+        todo = present.source_error or "name engines under `pods` in router.yaml, or check what `discovery` selects"
+        text = f"No pod is known, so no request is served: {shortened(todo, MAX_ERROR_CHARACTERS)}."
+        yield Notice("unserved", text, "health", is_red=True)
+    for model, why in islice(present.unserved.items(), MAX_NAMES):
+        of, whose = (f" of {_short(model)}", "its") if model else ("", "all")
+        yield Notice("unserved", f"No pod{of} is ready, so {whose} requests fail: {why}.", is_red=True)
+
+
+def _failing(answers: Mapping[str, float], span_s: float) -> Iterator[Notice]:
+    """All requests of a minute failed, for any reason, or some for a reason that is not the client's."""
+    total, failed = sum(answers.values()), {name: answers[name] for name in answers if name in thresholds.FAILED}
+    count, lately = sum(failed.values()), f"in the last {span_s:.0f} s"
+    if answers and span_s >= NOBODY_S and not answers.keys() & SERVED:
+        text = f"Nobody was served {lately}: all {total:.0f} requests failed, most of them: {next(iter(answers))}."
+        yield Notice("failing", text, is_red=True)
+    elif count >= thresholds.SHOWN_FAILURES and count > thresholds.SHOWN_FAILED_SHARE * total:
+        share = f"{count:.0f} of {total:.0f} requests ({count / total:.0%})"
+        yield Notice("failing", f"{share} failed {lately}, most of them: {next(iter(failed))}.", is_red=True)
 
 
 def _pods(present: Present) -> Iterator[Notice]:
-    if present.ejected:
-        yield Notice("ejected", f"{_of_pods(present.ejected, present.pods)} ejected: {_names(present.ejected)}.")
+    if present.ejected and "" not in present.unserved:
+        text = f"{_of_pods(present.ejected, present.pods)} ejected: {_names(present.ejected, present.ejected)}."
+        yield Notice("ejected", text)
+    for pod, why in islice(present.unwell.items(), MAX_NAMES):
+        yield Notice("unwell", f"{_short(pod)} fails its health checks, and still gets requests: {why}.")
     for pod, ratio in sorted(present.slowdowns.items(), key=lambda item: -item[1])[:MAX_NAMES]:
         if ratio >= thresholds.SHOWN_SLOWDOWN:
             text = f"{_short(pod)} computes {ratio:.1f} times slower than other pods of its class."
             yield Notice("slow", text)
     for pod, ratio in islice(present.lateness.items(), MAX_NAMES):
         if present.slowdowns.get(pod, 1.0) < thresholds.SHOWN_SLOWDOWN:
-            yield Notice("slow", f"First tokens of {_short(pod)} take {ratio:.1f} times as long as expected.")
+            yield Notice("slow", f"Requests on {_short(pod)} take {ratio:.1f} times as long as expected.")
     if lost := present.events_lost:
         text = f"KV events were lost: {_names(lost)}. Their caches are partly unknown until they restart."
         yield Notice("events", text)
@@ -181,7 +243,7 @@ def _matching(present: Present) -> Iterator[Notice]:
 
 
 def _unread(grown: MetricsGrowth) -> Iterator[Notice]:
-    by_reason, requests = grown.unread(), grown.requests()
+    by_reason, requests = grown.unread(), sum(grown.answers().values())
     unread = sum(by_reason.values())
     if unread >= MIN_UNREAD and unread > thresholds.UNREAD_SHARE * requests:
         reason = max(by_reason, key=by_reason.__getitem__)
@@ -189,10 +251,9 @@ def _unread(grown: MetricsGrowth) -> Iterator[Notice]:
         yield Notice("unread", text, "health")
 
 
-def _restarts(before: Counted, now: Counted, pods: int) -> Iterator[Notice]:
-    found = [pod for pod, count in now.restarts.items() if count > before.restarts.get(pod, 0.0)]
-    if found:
-        text = f"{_of_pods(found, pods)} restarted in the last minute, with empty caches: {_names(found)}."
+def _restarts(present: Present) -> Iterator[Notice]:
+    if found := present.restarted:
+        text = f"{_of_pods(found, present.pods)} restarted in the last minute, with empty caches: {_names(found)}."
         yield Notice("restarts", text)
 
 
@@ -249,13 +310,18 @@ def _links(kept: Sequence[Counted]) -> Iterator[Notice]:
                 break
 
 
-def _of_pods(found: Sequence[str], pods: int) -> str:
+def _of_pods(found: Collection[str], pods: int) -> str:
     return f"{len(found)} of {pods} pods"
 
 
-def _names(pods: Sequence[str]) -> str:
+def _names(pods: Collection[str], reasons: Mapping[str, str] = NO_REASONS) -> str:
     more = len(pods) - MAX_NAMES
-    return ", ".join(map(_short, pods[:MAX_NAMES])) + (f" and {more} more" if more > 0 else "")
+    shown = ", ".join(_reasoned(pod, reasons.get(pod, "")) for pod in islice(pods, MAX_NAMES))
+    return shown + (f" and {more} more" if more > 0 else "")
+
+
+def _reasoned(pod: str, reason: str) -> str:
+    return f"{_short(pod)} ({shortened(reason, MAX_ERROR_CHARACTERS)})" if reason else _short(pod)
 
 
 def _short(text: str) -> str:

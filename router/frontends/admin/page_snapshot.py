@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from operator import add
 from typing import Any
@@ -29,8 +31,10 @@ from router.frontends.admin.page_notices import (
     counted_of,
     lateness_of,
     latest_ratios,
+    unserved_of,
 )
-from router.frontends.admin.views import MetricsPage, kv_events_state
+from router.frontends.admin.views import MetricsPage, pod_rows
+from router.observe.changes import Changes
 from router.observe.declared import of_process, of_requests
 from router.observe.fast_metrics import Labelled, Labels, Numbers
 from router.observe.hot_prefixes import HotPrefix, PrefixTally
@@ -39,7 +43,7 @@ from router.observe.recent_decisions import RecentDecisions
 from router.observe.thresholds import SHOWN_SLOWDOWN
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
-from router.types import Matching, PodState, PodStatus, PrefixTrust, Role
+from router.types import PodState, PodStatus, PrefixTrust
 
 MAX_PODS_BYTES = 256 * 1024
 """Pods beyond are counted, not described; pods that need attention come first."""
@@ -51,6 +55,9 @@ MAX_MODELS = 64
 MAX_CHARACTERS = 128
 MAX_ERROR_CHARACTERS = 400
 MAX_STALE_FILES = 16
+MAX_CHANGES = 50
+POINT_S, MAX_POINTS = 55.0, 66
+"""An hour of TTFTs. Less than a minute, so that the history has the point before."""
 MAX_GROUPED = 1000
 """Decisions that the prefixes are computed from."""
 CHART_S = 10.5
@@ -58,29 +65,9 @@ CHART_S = 10.5
 SLICE_PODS, SLICE_DECISIONS = 25, 100
 
 
-class PodRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One pod. Facts of a healthy pod are omitted."""
-
-    id: str
-    engine: str
-    models: list[str]
-    role: str = Role.BOTH.value
-    state: str = PodState.READY.value
-    state_reason: str = ""
-    trust: str = PrefixTrust.TRUSTED.value
-    trust_reason: str = ""
-    matching: str = Matching.EVENTS.value
-    matching_reason: str = ""
-    kv_events: str = "complete"
-    kv_usage: float = 0.0
-    running: int = 0
-    waiting: int = 0
-    in_flight: int = 0
-    epoch: int = 0
-    slowdown: float = 1.0
-    """Time of a prefill relative to other pods of its class, as learnt, of a slow pod."""
-    load_age_s: float | None = None
-    """None: its load was never scraped."""
+ADMIN_ONLY = {"url", "version", "handoff", "trust_reason", "hits", "block_size_tokens", "max_model_len_tokens"}
+HEALTHY = {"role": "both", "state": "ready", "trust": "trusted", "matching": "events", "kv_events": "complete"}
+"""Facts of a pod that the page omits: always, or with the value that a healthy pod has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +89,25 @@ class PageSource:
     recent: RecentDecisions
     policies: PolicyFeed
     facts: PageFacts = PageFacts()
+    changes: Changes = field(default_factory=Changes)
     history: CountedHistory = field(default_factory=CountedHistory)
+    hour: deque[tuple[float, float | None, float | None]] = field(default_factory=partial(deque, maxlen=MAX_POINTS))
+    """Unix time, and TTFT p50 and p95 of the minute before it, in seconds."""
+
+    async def follow(self) -> None:
+        """Count also while nobody watches, until cancelled: the next viewer sees the last minute and hour."""
+        while True:
+            metrics = await self._metrics()
+            self.history.add(counted_of(metrics))
+            ttft_s = MetricsGrowth(metrics, self.history.since(MINUTE_S).metrics).ttft_s()
+            self.hour.append((time.time(), ttft_s.p50, ttft_s.p95))
+            await asyncio.sleep(POINT_S)
 
     async def snapshot(self) -> bytes:
-        pods, hidden = await self._pods()
+        await self.gauges.observe_requests()
         metrics = await self._metrics()
+        self.history.add(counted_of(metrics))
+        pods, hidden = await self._pods()
         health = self._health() | {"stale_files": await self._stale_files()}
         notices = self._notices(metrics, health["index_age_s"] if self.gauges.observe_cluster else None)
         first, lately = self.history.since(MINUTE_S), self.history.since(CHART_S)
@@ -124,6 +125,8 @@ class PageSource:
                 "models": self._models(),
                 "decisions": [decision_row(kept) for kept in reversed(self.recent.latest(MAX_DECISIONS))],
                 "prefixes": await self._hot_prefixes(),
+                "changes": self.changes.latest(MAX_CHANGES),
+                "hour": list(self.hour),
                 "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
@@ -135,7 +138,6 @@ class PageSource:
         )
 
     async def _metrics(self) -> dict[str, MetricRows]:
-        await self.gauges.observe_requests()
         shown: dict[str, MetricRows] = {}
         for metric in self.gauges.metrics.registry.collectors:
             if isinstance(metric, Labelled) and metric.declared in SHOWN:
@@ -166,10 +168,9 @@ class PageSource:
         """The encoded rows, and the number of pods without one."""
         statuses = sorted(self.gauges.fleet.snapshot.pods, key=_is_healthy)
         rows: list[msgspec.Raw] = []
-        left_bytes, now_s = MAX_PODS_BYTES, time.monotonic()
-        slowdowns = self.gauges.calibrator.calibration.slowdowns()
-        for at, status in enumerate(statuses):
-            row = msgspec.json.encode(self._pod(status, now_s, slowdowns.get(status.pod.id, 1.0)))
+        left_bytes = MAX_PODS_BYTES
+        for at, described in enumerate(pod_rows(self.gauges, self.kv_streams, statuses)):
+            row = msgspec.json.encode(_shown(described))
             left_bytes -= len(row)
             if left_bytes < 0:
                 break
@@ -178,43 +179,26 @@ class PageSource:
                 await asyncio.sleep(0)
         return rows, len(statuses) - len(rows)
 
-    def _pod(self, status: PodStatus, now_s: float, slowdown: float) -> PodRow:
-        pod, load = status.pod, status.load
-        matching, matching_reason = self.gauges.matching_of(pod)
-        return PodRow(
-            id=_short(pod.id),
-            engine=_short(pod.engine),
-            models=[_short(name) for name in pod.models[:4]],
-            role=pod.role.value,
-            state=status.state.value,
-            state_reason=_short(self.gauges.fleet.state_reason(pod.id)),
-            trust=pod.trust.value,
-            trust_reason="" if pod.trust is PrefixTrust.TRUSTED else _short(self.gauges.fleet.trust_reason(pod.id)),
-            matching=matching.value,
-            matching_reason=_short(matching_reason),
-            kv_events=kv_events_state(pod.id, self.gauges.store, self.kv_streams),
-            kv_usage=round(load.kv_usage, 3),
-            running=load.running,
-            waiting=load.waiting,
-            in_flight=self.gauges.ledger.requests_of_router(pod.id),
-            epoch=pod.epoch,
-            slowdown=round(slowdown, 1) if slowdown >= SHOWN_SLOWDOWN else 1.0,
-            load_age_s=round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
-        )
-
     def _notices(self, metrics: Mapping[str, MetricRows], index_age_s: float | None) -> list[Notice]:
-        self.history.add(counted_of(self.gauges.metrics, metrics))
         tenants = {tenant: tokens for (tenant,), (tokens,) in metrics[of_requests.TENANT_IN_FLIGHT_TOKENS.name]}
         reload, statuses = self.policies.last_reload, self.gauges.fleet.snapshot.pods
         failing = sum(child.value for _, child in self.gauges.metrics[of_process.IDENTITY_PROVIDERS_FAILING].items())
         ready = [status.pod for status in statuses if status.state is PodState.READY]
-        streams = self.kv_streams
+        streams, reason_of = self.kv_streams, self.gauges.fleet.state_reason
+        errors = (f"{one.source}: {one.error}" for one in self.gauges.discovery if one.error)
+        since_s = time.time() - MINUTE_S
+        restarts = (one for one in self.changes.latest() if one.kind == "restarted" and one.at_s >= since_s)
         present = Present(
             pods=len(statuses),
-            ejected=[status.pod.id for status in statuses if status.state is PodState.EJECTED],
+            source_error=next(errors, ""),
+            unserved=unserved_of(statuses, reason_of),
+            ejected={one.pod.id: reason_of(one.pod.id) for one in statuses if one.state is PodState.EJECTED},
+            unwell={pod.id: why for pod in ready if (why := reason_of(pod.id))},
+            restarted=list(dict.fromkeys(one.subject for one in restarts)),
             events_lost=[status.pod.id for status in statuses if streams.state_of(status.pod.id) == "incomplete"],
             slowdowns=self.gauges.calibrator.calibration.slowdowns(),
-            lateness=lateness_of(latest_ratios(self.recent)),
+            lateness=lateness_of(latest_ratios(self.recent, streamed=False))
+            | lateness_of(latest_ratios(self.recent, streamed=True)),
             tenant_tokens=tenants,
             waiting=sum(status.load.waiting for status in statuses),
             index_age_s=index_age_s,
@@ -271,6 +255,17 @@ class PageSource:
                 }
 
 
+def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
+    """A pod's texts and numbers, bounded, and its first models."""
+    found: dict[str, Any] = {"models": [_short(name) for name in described["models"][:4]]}
+    for name, value in described.items():
+        if type(value) in (int, float) and (name != "slowdown" or value >= SHOWN_SLOWDOWN):
+            found[name] = value
+        elif isinstance(value, str) and value not in ("", HEALTHY.get(name)):
+            found[name] = _short(value, MAX_ERROR_CHARACTERS if name.endswith("reason") else MAX_CHARACTERS)
+    return {name: value for name, value in found.items() if name not in ADMIN_ONLY}
+
+
 def decision_row(kept: RecordedDecision) -> dict[str, Any]:
     """A decision in a line: the candidate that served, or the best one while nothing has. A row without a result is
     still being served."""
@@ -318,5 +313,5 @@ def _is_healthy(status: PodStatus) -> bool:
     return status.state is PodState.READY and status.pod.trust is not PrefixTrust.MISMATCH
 
 
-def _short(text: str) -> str:
-    return shortened(text, MAX_CHARACTERS)
+def _short(text: str, most: int = MAX_CHARACTERS) -> str:
+    return shortened(text, most)

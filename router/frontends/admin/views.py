@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from router.observe.pool_metrics import replace_pools
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.stores.prefix_store import LocalStore
-from router.types import Matching, Pod, PodId, PodState
+from router.types import Matching, Pod, PodId, PodState, PodStatus
 
 
 def kv_events_state(pod_id: PodId, store: LocalStore, kv_streams: KvStreams) -> str:
@@ -34,39 +35,56 @@ def kv_events_state(pod_id: PodId, store: LocalStore, kv_streams: KvStreams) -> 
 
 
 def describe_pods(gauges: MetricsPage, kv_streams: KvStreams) -> list[dict[str, Any]]:
-    fleet, ledger, store = gauges.fleet, gauges.ledger, gauges.store
-    matching = {status.pod.id: gauges.matching_of(status.pod) for status in fleet.snapshot.pods}
-    return [
-        {
-            "id": status.pod.id,
-            "url": status.pod.url,
-            "engine": status.pod.engine,
-            "version": status.pod.version,
-            "role": status.pod.role.value,
-            "handoff": status.pod.handoff,
+    return list(pod_rows(gauges, kv_streams, gauges.fleet.snapshot.pods))
+
+
+def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodStatus]) -> Iterator[dict[str, Any]]:
+    """These pods. `attempts`, `first_tokens` of streams and their `ttft_s` in all count from the start; `slowdown`: of
+    prefills, relative to other pods of the class; `load_age_s` None: its load was never scraped."""
+    fleet, ledger, store, metrics = gauges.fleet, gauges.ledger, gauges.store, gauges.metrics
+    slowdowns, now_s = gauges.calibrator.calibration.slowdowns(), time.monotonic()
+    attempts: dict[PodId, float] = defaultdict(float)
+    for (pod_id, _), count in metrics.sent.items():
+        attempts[pod_id] += count.value
+    ttfts = {pod_id: (sum(one.counts), one.total) for (pod_id,), one in metrics.pod_ttft_s.items()}
+    for status in statuses:
+        pod, load = status.pod, status.load
+        matching, matching_reason = gauges.matching_of(pod)
+        first_tokens, ttft_s = ttfts.get(pod.id, (0, 0.0))
+        yield {
+            "id": pod.id,
+            "url": pod.url,
+            "engine": pod.engine,
+            "version": pod.version,
+            "role": pod.role.value,
+            "handoff": pod.handoff,
             "state": status.state.value,
-            "state_reason": fleet.state_reason(status.pod.id),
-            "trust": status.pod.trust.value,
-            "trust_reason": fleet.trust_reason(status.pod.id),
-            "matching": matching[status.pod.id][0],
-            "matching_reason": matching[status.pod.id][1],
-            "converts": sorted(status.pod.converts),
-            "reads_pictures": status.pod.reads_pictures,
-            "continues": sorted(status.pod.continues),
-            "refuses_usage": status.pod.refuses_usage,
-            "kv_events": kv_events_state(status.pod.id, store, kv_streams),
-            "hits": store.hits(status.pod.id),
-            "models": status.pod.models,
-            "adapters": status.pod.adapters,
-            "block_size_tokens": status.pod.block_size_tokens,
-            "max_model_len_tokens": status.pod.max_model_len_tokens,
-            "running": status.load.running,
-            "waiting": status.load.waiting,
-            "kv_usage": status.load.kv_usage,
-            "in_flight": ledger.requests_of_router(status.pod.id),
+            "state_reason": fleet.state_reason(pod.id),
+            "trust": pod.trust.value,
+            "trust_reason": fleet.trust_reason(pod.id),
+            "matching": matching.value,
+            "matching_reason": matching_reason,
+            "converts": sorted(pod.converts),
+            "reads_pictures": pod.reads_pictures,
+            "continues": sorted(pod.continues),
+            "refuses_usage": pod.refuses_usage,
+            "kv_events": kv_events_state(pod.id, store, kv_streams),
+            "hits": store.hits(pod.id),
+            "models": pod.models,
+            "adapters": pod.adapters,
+            "block_size_tokens": pod.block_size_tokens,
+            "max_model_len_tokens": pod.max_model_len_tokens,
+            "running": load.running,
+            "waiting": load.waiting,
+            "kv_usage": round(load.kv_usage, 3),
+            "in_flight": ledger.requests_of_router(pod.id),
+            "epoch": pod.epoch,
+            "attempts": attempts[pod.id],
+            "first_tokens": first_tokens,
+            "ttft_s": ttft_s,
+            "slowdown": round(slowdowns.get(pod.id, 1.0), 1),
+            "load_age_s": round(max(now_s - load.scraped_at_s, 0.0), 1) if load.scraped_at_s else None,
         }
-        for status in fleet.snapshot.pods
-    ]
 
 
 def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
