@@ -29,6 +29,7 @@ COMMANDS = {
 GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
     "index": ("router.cli.index:index_app", "Inspect the cluster index."),
+    "receipts": ("router.cli.receipts_command:receipts_app", "Sum up files of receipts by hour, class and pod."),
     "tenants": ("router.cli.tenants:tenants_app", "Make API keys of tenants."),
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }

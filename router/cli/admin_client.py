@@ -5,6 +5,7 @@ Every failure is one line on stderr and exit code 1: no router, an unreadable to
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,11 @@ import typer
 from router.cli.options import flag
 
 DEFAULT_URL = "http://127.0.0.1:9480"
-UrlOption = Annotated[str, typer.Option(help="The router's admin listener; or unix:PATH.")]
-BearerOption = Annotated[Path | None, typer.Option(help="A file whose first line is a token.", show_default="no token")]
+URL_VARIABLE, TOKEN_VARIABLE = "WARMROUTE_ADMIN_URL", "WARMROUTE_ADMIN_TOKEN"
+TOKEN_FILE_VARIABLE = f"{TOKEN_VARIABLE}_FILE"
+UrlOption = Annotated[str, typer.Option(help="The router's admin listener; or unix:PATH.", envvar=URL_VARIABLE)]
+_BEARER_HELP = f"A file whose first line is a token; else {TOKEN_FILE_VARIABLE}, or the token in {TOKEN_VARIABLE}."
+BearerOption = Annotated[Path | None, typer.Option(help=_BEARER_HELP, show_default="no token")]
 JsonOption = Annotated[bool, flag("--json", "Print JSON instead, for scripts.")]
 MAX_SHOWN_CHARS = 500
 TIMEOUT_S = 10.0
@@ -27,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """One admin listener, and the file of its token."""
+    """One admin listener, and the file of its token. None: the token of the environment, if there is one."""
 
     url: str = DEFAULT_URL
     bearer_file: Path | None = None
@@ -48,7 +52,7 @@ class AdminClient:
 
     def _open(self) -> httpx.Client:
         path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
-        token = _first_line(self.bearer_file) if self.bearer_file else ""
+        token = _token(self.bearer_file)
         return httpx.Client(
             base_url="http://localhost" if path else self.url.rstrip("/"),
             transport=httpx.HTTPTransport(uds=path),
@@ -58,12 +62,20 @@ class AdminClient:
         )
 
 
-def _first_line(file: Path) -> str:
+def _token(bearer_file: Path | None) -> str:
+    """The token of the file, else of the environment; "" without one. The values of variables are not printed: one
+    that should name a file may be the token."""
+    file = bearer_file or os.environ.get(TOKEN_FILE_VARIABLE)
+    where = f"--bearer-file {bearer_file}" if bearer_file else TOKEN_FILE_VARIABLE if file else TOKEN_VARIABLE
     try:
-        return file.read_text().partition("\n")[0].strip()
+        text = Path(file).read_text() if file else os.environ.get(TOKEN_VARIABLE, "")
     except (OSError, UnicodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeError) else error.strerror
-        fail(f"--bearer-file {file}: cannot be read: {reason}")
+        fail(f"{where}: cannot be read: {reason}")
+    token = text.partition("\n")[0].strip()
+    if not (token.isascii() and token.isprintable()):
+        fail(f"{where}: the token has a character that no header may have; is it the right file?")
+    return token
 
 
 def _message(answer: httpx.Response) -> str:

@@ -1,4 +1,4 @@
-"""`warmroute explain`: prints why a running router sent a request to its pod.
+"""`warmroute explain`: prints why a request went to its pod, from a running router or from a file of receipts.
 
 The costs can be recomputed by hand: one column per candidate, one row per part of its cost, the inputs of the formulas,
 and the outcome. The printed parts add up to the printed total. No prompt is printed.
@@ -6,8 +6,11 @@ and the outcome. The printed parts add up to the printed total. No prompt is pri
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, count
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
@@ -16,9 +19,14 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 
-from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
+from router.cli.options import PoliciesOption, flag, with_options
+from router.cli.receipt_files import lines_of, local, time_option
 from router.cli.terminal import printable
-from router.observe.receipts import Explained, Receipt
+from router.config.load import shipped
+from router.config.policy_files import load_policies
+from router.observe.receipt_lines import recorded
+from router.observe.receipts import Explained, Receipt, explained_later
 from router.policy.catalog import DELAYS
 from router.policy.eligible import LeftOut
 from router.policy.explain import Column, Explanation, TermNote, printed
@@ -27,17 +35,59 @@ ORDINALS = ("chosen", "runner-up", "third", "fourth")
 NONE = "-"
 NAMED_PODS = 4
 """Pods named of those that a filter excluded."""
+MINUTE_S = 60
 PROMPT_ROWS = 2
 """The first inputs of every column, n and p, are always printed."""
 
 
-def explain_command(
-    request_id: Annotated[str, typer.Argument(help="Value of the response header x-request-id.")],
-    url: UrlOption = DEFAULT_URL,
-    bearer_file: BearerOption = None,
-) -> None:
-    path = f"/admin/explain/{quote(request_id, safe='')}"
-    Console().print(page(AdminClient(url, bearer_file).ask("GET", path, Explained)))
+@dataclass(frozen=True, slots=True)
+class ExplainOptions:
+    request_id: Annotated[
+        str, typer.Argument(help="Value of the response header x-request-id.", show_default="with --file: any")
+    ] = ""
+    file: Annotated[Path | None, typer.Option(help="File of receipts.", show_default="ask the router")] = None
+    at: Annotated[float | None, time_option("With --file: arrived in the minute from", "any")] = None
+    model: Annotated[str, typer.Option(help="With --file: of this model.", show_default="any")] = ""
+    tenant: Annotated[str, typer.Option(help="With --file: of this tenant.", show_default="any")] = ""
+    pod: Annotated[str, typer.Option(help="With --file: served by this pod.", show_default="any")] = ""
+    slow: Annotated[bool, flag("--slow", "With --file: those with the slowest first tokens.")] = False
+    limit: Annotated[int, typer.Option(min=1, max=100, help="With --file: requests to explain.")] = 1
+    policies: PoliciesOption = None
+    url: UrlOption = DEFAULT_URL
+    bearer_file: BearerOption = None
+
+    def wants(self, one: Receipt) -> bool:
+        given = (self.request_id, one.id), (self.model, one.model), (self.tenant, one.tenant), (self.pod, one.pod)
+        is_then = self.at is None or 0 <= one.at_s - self.at < MINUTE_S
+        return is_then and all(wanted in ("", found) for wanted, found in given)
+
+    def rank(self, one: Receipt) -> float:
+        """The first is explained first. Without a time to first token, the whole time counts as slow."""
+        return -(one.e2e_ms if one.ttft_ms is None else one.ttft_ms) if self.slow else one.at_s
+
+
+@with_options(ExplainOptions)
+def explain_command(options: ExplainOptions) -> None:
+    if options.file:
+        return _explain_file(options, options.file)
+    if not options.request_id:
+        raise typer.BadParameter("give a REQUEST_ID, or --file and --at")
+    path = f"/admin/explain/{quote(options.request_id, safe='')}"
+    return Console().print(page(AdminClient(options.url, options.bearer_file).ask("GET", path, Explained)))
+
+
+def _explain_file(options: ExplainOptions, file: Path) -> None:
+    lines = (line for line in lines_of(file) if not isinstance(line, Receipt) or options.wants(line))
+    matches, policies = count(), load_policies(options.policies or shipped("policies"))
+    found = heapq.nsmallest(
+        options.limit, zip(recorded(lines), matches, strict=False), key=lambda one: options.rank(one[0][0])
+    )
+    if not found:
+        fail(f"{file}: no such request; `warmroute receipts summary {file}` prints what the file has")
+    print(f"{next(matches):,} requests; explained: {len(found)}")
+    for (receipt, scene), _ in found:
+        Console().print("", printable(f"arrived at {local(receipt.at_s)}, class {receipt.workload or NONE}"))
+        Console().print(page(explained_later(receipt, scene, policies.get(receipt.policy))))
 
 
 def page(found: Explained, unfinished: str = "not finished") -> RenderableType:
@@ -90,9 +140,10 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
         table.add_column(_title(at, column, receipt), justify="right", overflow="fold")
     for label, *cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
-    table.add_row()
-    table.add_row("inputs of the formulas", style="italic")
-    table.add_row("costs of", *(printable(column.costs_of) for column in columns))
+    if any(column.inputs for column in columns):
+        table.add_row()
+        table.add_row("inputs of the formulas", style="italic")
+        table.add_row("costs of", *(printable(column.costs_of) for column in columns))
     inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
     for cells in _rows(inputs, _number, PROMPT_ROWS):
         table.add_row(*cells)

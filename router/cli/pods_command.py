@@ -1,11 +1,14 @@
-"""`warmroute pods`: lists the pods of a running router, and adds, removes, drains and undrains one.
+"""`warmroute pods`: lists the pods of a running router, adds and removes one, and drains and undrains one or more.
 
-Changes are lost when the router restarts; the configuration file is the lasting place.
+Added and removed pods are lost when the router restarts; the configuration file is the lasting place. With
+`index.redis`, drains are of all routers, and stay.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -36,10 +39,12 @@ def pods_command(
     pod: Annotated[
         str | None,
         typer.Argument(
-            help="Id or URL; for `add` a URL, or a YAML file with an entry as under `pods` in router.yaml.",
+            help="Id or URL; for `add` a URL, or a YAML file with an entry as under `pods` in router.yaml; for `drain` "
+            "and `undrain` also labels: `rack=r12,zone=a`, of host, rack, zone, pool, hardware, engine and role.",
             show_default="all pods, for `list`",
         ),
     ] = None,
+    why: Annotated[str, typer.Option(help="Why pods are drained, for those who list them.", show_default="none")] = "",
     url: UrlOption = DEFAULT_URL,
     bearer_file: BearerOption = None,
     as_json: JsonOption = False,
@@ -54,8 +59,8 @@ def pods_command(
         added = router.ask("POST", "/admin/pods", _PodRow, _entry(pod))
         print(f"{added['url']}: {added['status']}")
     else:
-        for one in _named(router, pod):
-            print(f"{one['id']}: {_change(router, action, one['id'])['status']}")
+        for name in [pod] if "=" in pod else [one["id"] for one in _named(router, pod)]:
+            _change(router, action, name, why)
 
 
 def _pods(router: AdminClient) -> list[_PodRow]:
@@ -77,11 +82,17 @@ def _entry(pod: str) -> Any:
     return {"url": pod}
 
 
-def _change(router: AdminClient, action: PodAction, pod_id: str) -> _PodRow:
-    path = f"/admin/pods/{quote(pod_id, safe='')}"
+def _change(router: AdminClient, action: PodAction, name: str, why: str) -> None:
+    """Print the state of each pod; on stderr, which routers know of a drain."""
+    path, by = f"/admin/pods/{quote(name, safe='')}", os.environ.get("USER", f"user {os.getuid()}")
     if action is PodAction.REMOVE:
-        return router.ask("DELETE", path, _PodRow)
-    return router.ask("POST", f"{path}/{action.value}", _PodRow)
+        return print(f"{name}: {router.ask('DELETE', path, _PodRow)['status']}")
+    found = router.ask("POST", f"{path}/{action.value}", _PodRow, {"by": by, "why": why})
+    pods = found.get("pods", {name: found["status"]})  # routers of versions before name no pods
+    for pod_id, state in pods.items():
+        print(f"{pod_id}: {state}")
+    none = "" if pods else "no pod has these labels now; "
+    return print(f"{name}: {none}known to {found.get('known_to', 'this router alone')}", file=sys.stderr)
 
 
 def _print_pods(pods: Sequence[_PodRow]) -> None:

@@ -77,10 +77,10 @@ class RecordedChoices:
 
     def __iter__(self) -> Iterator[tuple[RecordedScene, Choice | None, str]]:
         for receipt, kept in recorded(read_lines(self._path)):
-            if kept is None:
-                self.without_fleet += 1
-            else:
+            if kept is not None:
                 yield kept, receipt.candidates[0].choice if receipt.candidates else None, receipt.policy
+            elif receipt.scene:
+                self.without_fleet += 1
 
 
 def page(found: Review) -> RenderableType:

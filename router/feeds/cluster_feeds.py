@@ -1,4 +1,4 @@
-"""Exchanges data with Redis: facts and ids of stored responses with other replicas."""
+"""Exchanges data with Redis: facts, drains and ids of stored responses with other replicas."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from redis.exceptions import RedisError
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
+from router.fleet.drains import Drain, Drains
 from router.guards import Bound
 from router.index.stored_responses import StoredResponse
 from router.stores.logged_once import LoggedOnce
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
+from router.stores.scripts import SWAP
 from router.stores.shared_state import RowT, SharedFact, SharedRows
 
+DRAINS_INTERVAL_S, SWAPS = 1.0, 8
 RESPONSES_INTERVAL_S = 0.02
 BATCH, MAX_WAITING_RESPONSES = 500, 8192
 RESPONSE_TTL_S = 3600.0
 """Routers find the pod of each other's stored responses for this long."""
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
+DRAINS = Bound("drains", 256 * 1024, 256 * 1024)
+_DRAINS = msgspec.json.Decoder(dict[str, Drain])
 _BOUND = Bound("stored response", 4096, 3)
 SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
 
@@ -56,6 +61,56 @@ class FactFeed(Generic[RowT]):
         others = await self._rows.exchange(self._fact.own())
         self.replicas = self.known = len(others)
         self._fact.merge(others.values())
+
+
+class SharedDrains:
+    """The drains of operators in Redis, as one string. While Redis is away, the last known ones stay, and changes wait.
+    A Redis that has lost the string gets it again from a router. An unreadable string stays as it is."""
+
+    def __init__(self, connection: RedisConnection, keys: Keys, drains: Drains) -> None:
+        self._connection = connection
+        self._key = keys.drains
+        self._drains = drains
+        self._skipped = LoggedOnce()
+        self.is_tried = False
+
+    async def run(self) -> None:
+        backoff = Backoff("drains", self._connection.nodes)
+        while True:
+            is_done = await backoff.attempt(self.exchange)
+            self.is_tried = True
+            await asyncio.sleep(DRAINS_INTERVAL_S if is_done else 0)
+
+    async def share(self) -> bool:
+        """Whether Redis has all changes of this router, so that the others have them within a second."""
+        try:
+            await self.exchange()
+        except (RedisError, OSError):
+            raise_if_cancelled()
+        return not self._drains.unshared
+
+    async def exchange(self) -> None:
+        """Use what all routers have written, and write what changed here. Raises `redis.RedisError`."""
+        for _ in range(SWAPS):
+            if await self._swap():
+                return
+
+    async def _swap(self) -> bool:
+        """Whether no other router was faster."""
+        found: bytes = await self._connection.client.getrange(self._key, 0, DRAINS.max_bytes)
+        drains, sent = self._drains, dict(self._drains.unshared)
+        try:
+            known = DRAINS.json(found, _DRAINS) if found else {}
+        except ValueError as error:
+            self._skipped.warn("drains in Redis cannot be read", error=str(error))
+            return True
+        wanted = drains.with_unshared(known if found else drains.current)
+        args = found, msgspec.json.encode(wanted)
+        if wanted != known and not await self._connection.script(SWAP, [self._key], args):
+            return False
+        drains.unshared = {name: drain for name, drain in drains.unshared.items() if sent.get(name, ()) != drain}
+        drains.replace(drains.with_unshared(wanted))
+        return True
 
 
 class SharedResponses:

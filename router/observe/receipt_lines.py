@@ -6,7 +6,7 @@ of the fleet, `{"change": {...}}`. A disk error disables the file and fails no r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from errno import ENOSPC
 from fcntl import LOCK_EX, flock
@@ -37,6 +37,8 @@ FLUSH_INTERVAL_S = 1.0
 MAX_BUFFERED_BYTES = 1 << 16
 REPEAT_FLEET_AFTER_SCENES = 1000
 """The fleet is written again because files are rotated."""
+MAX_FLEETS = 256
+"""Fleets that scenes may refer to, while a file is read: the last ones. Each router repeats its own."""
 CHANGE_LINE = b'{"change":'
 """How the line of a change begins."""
 
@@ -244,15 +246,18 @@ def read_receipts(path: Path) -> list[Receipt]:
     return [line for line in read_lines(path) if isinstance(line, Receipt)]
 
 
-def recorded(lines: Iterator[Line]) -> Iterator[tuple[Receipt, RecordedScene | None]]:
-    """Decided requests with their scenes; None where the fleet line is missing."""
+def recorded(lines: Iterable[object]) -> Iterator[tuple[Receipt, RecordedScene | None]]:
+    """The receipts with their scenes; None without one, or where the fleet line is missing."""
     fleets: dict[str, FleetLine] = {}
     for line in lines:
         if isinstance(line, FleetLine):
-            fleets[line.fleet] = line
-        elif line.scene is not None:
-            fleet = fleets.get(line.scene.fleet)
-            yield line, _restored(line.scene, fleet) if fleet else None
+            fleets.pop(line.fleet, None)
+            fleets[line.fleet] = line  # the latest one is last
+            if len(fleets) > MAX_FLEETS:
+                fleets.pop(next(iter(fleets)))
+        elif isinstance(line, Receipt):
+            fleet = fleets.get(line.scene.fleet) if line.scene else None
+            yield line, _restored(line.scene, fleet) if line.scene and fleet else None
 
 
 def _restored(scene: SceneLine, fleet: FleetLine) -> RecordedScene:

@@ -14,7 +14,7 @@ import msgspec
 
 from router.decision import Candidate, RouteDecision
 from router.policy.decide import expected_ttft_ms
-from router.policy.explain import Explanation, PricedPlan, explain, priced
+from router.policy.explain import Column, Explanation, PricedPlan, explain, priced
 from router.policy.price import choice_of
 from router.policy.recording import FleetLine, RecordedScene, SceneLine
 from router.policy.spec import Policy
@@ -193,8 +193,29 @@ class Explained(msgspec.Struct, frozen=True):
 
 def explained(kept: RecordedDecision) -> Explained:
     """The response of `/admin/explain`."""
-    found = explain(kept.scene.scene(), kept.policy, kept.shown, kept.candidate_count, kept.reason)
-    return Explained(found, decision_receipt(kept))
+    found = decision_receipt(kept)
+    return Explained(
+        explain(kept.scene.scene(), kept.policy, found.candidates, kept.candidate_count, kept.reason), found
+    )
+
+
+def explained_later(found: Receipt, scene: RecordedScene | None, policy: Policy | None) -> Explained:
+    """The same for a line of a file. Without its scene, or that version of its policy, it has the recorded prices
+    alone, and names what is missing."""
+    plans, version = found.candidates, found.policy_version
+    if scene and policy and policy.version == version:
+        return Explained(explain(scene.scene(), policy, plans, found.candidate_count, found.reason), found)
+    missing = f"version {version} of the policy in --policies" if scene else "receipts.replay_data"
+    columns = tuple(Column(plan, ()) for plan in plans)
+    why = (
+        f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}." if plans else "No pod was chosen."
+    )
+    return Explained(
+        Explanation(
+            found.id, found.model, found.policy, version, found.reason, why, found.candidate_count, (), (), columns
+        ),
+        found,
+    )
 
 
 def receipt_blocks(prompt: PromptPrefix) -> tuple[int, list[int]]:

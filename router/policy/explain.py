@@ -80,9 +80,8 @@ def priced(candidate: Candidate) -> PricedPlan:
     )
 
 
-def explain(scene: Scene, policy: Policy, candidates: Sequence[Candidate], count: int, reason: str) -> Explanation:
+def explain(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, reason: str) -> Explanation:
     """The decision that `policy` made in `scene`: the first of `count` candidates. O(pods * candidates given)."""
-    plans = [priced(candidate) for candidate in candidates]
     return Explanation(
         request_id=scene.request.id,
         model=scene.request.model,

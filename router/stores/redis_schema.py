@@ -62,6 +62,11 @@ class Keys:
         return f"{self.namespace}:{VERSION}:{name}"
 
     @property
+    def drains(self) -> str:
+        """String: the drains of operators, by selector. It does not expire."""
+        return f"{self.namespace}:{VERSION}:drains"
+
+    @property
     def quota_members(self) -> str:
         """Hash: processes that share quotas, with the time of their last report."""
         return f"{self.namespace}:{VERSION}:{{quotas}}:members"

@@ -209,3 +209,11 @@ return alive
 """
 )
 """Write or remove this router's row, and read those of the others. One that is too large is nil, and removed."""
+
+SWAP: Final = """
+-- KEYS string; ARGV value that was read ('' for none), new value
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
+"""Replace a string, unless somebody else has done so meanwhile."""

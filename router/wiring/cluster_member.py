@@ -14,9 +14,10 @@ from typing import Any
 
 from router.config.index_schema import RedisIndex, RedisTls
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import FactFeed, SharedResponses
+from router.feeds.cluster_feeds import FactFeed, SharedDrains, SharedResponses
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.supervise import Feeds
+from router.fleet.drains import Drains
 from router.index.cluster import ClusterIndex
 from router.observe.declared import of_process
 from router.observe.metrics import Metrics
@@ -90,7 +91,7 @@ class ReadableGenerations:
 class ClusterMember:
     """A router's connection to the cluster. `wanted`: whether to read a generation."""
 
-    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool]) -> None:
+    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool], drains: Drains) -> None:
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
@@ -103,6 +104,7 @@ class ClusterMember:
         self._router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._facts: dict[str, FactFeed[Any]] = {}
         self.responses = SharedResponses(self._connection, keys)
+        self.drains = SharedDrains(self._connection, keys, drains)
         self.quota_book = QuotaBook(self._connection, keys, self._router)
         self.nodes = self._connection.nodes
 
@@ -126,6 +128,7 @@ class ClusterMember:
     def feeds(self) -> Feeds:
         return {
             "index": self._feed.run,
+            "drains": self.drains.run,
             "stored responses": self.responses.run,
             **{name: feed.run for name, feed in self._facts.items()},
         }

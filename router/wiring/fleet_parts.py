@@ -25,6 +25,7 @@ from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
 from router.feeds.supervise import Feeds
 from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
@@ -81,7 +82,8 @@ class FleetParts:
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes), self.ledger)
         self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
-        self.cluster = self._join_cluster()
+        drains = Drains()
+        self.cluster = self._join_cluster(drains)
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None
         self.state = FleetState(
@@ -97,20 +99,20 @@ class FleetParts:
         self.kv_streams = KvStreams(fleet, self.store, metrics.kv, self.breaker.exceeded)
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
-        self.membership = Membership(fleet, self._priors.of, self.sources.by_name)
+        self.membership = Membership(fleet, self._priors.of, self.sources.by_name, drains)
         self.membership.check(config.pods)
         shared_fits = self.cluster.calibration if self.cluster else None
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared_fits)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._remove_gone)
 
-    def _join_cluster(self) -> ClusterMember | None:
+    def _join_cluster(self, drains: Drains) -> ClusterMember | None:
         if self._config.index.redis is None:
             return None
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
         readable = ReadableGenerations(self._prompts.generations)
-        return ClusterMember(self._config.index.redis, readable)
+        return ClusterMember(self._config.index.redis, readable, drains)
 
     @property
     def feeds(self) -> Feeds:
@@ -165,6 +167,13 @@ class FleetParts:
 
     def senders(self) -> int:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
+
+    async def share_drains(self) -> str:
+        """Which routers have the drains that this one has."""
+        if self.cluster is None:
+            return "this router alone, until it ends; index.redis shares them"
+        is_shared = await self.cluster.drains.share()
+        return "all routers" if is_shared else "this router alone, until Redis answers; the log says why it does not"
 
     def _on_described(self, pod: Pod, facts: PodFacts) -> None:
         if self.membership.report(pod, OWNERS.get(facts.owner, ""), facts.dp_size):

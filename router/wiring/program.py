@@ -218,6 +218,7 @@ class Program:
             self.pods.membership,
             ExplainRoutes(self.records.recent.find, self._read_preview, self._preview),
             partial(describe_pods, self._metrics_page, self.pods.kv_streams),
+            self.pods.share_drains,
             self.records.changes.latest,
             self._readiness,
             self._metrics_page.render,
@@ -317,7 +318,8 @@ async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: floa
     answer: the index is then read in the background."""
 
     def complete() -> bool:
-        return cluster.loaded.is_set() and not (self_test and _untested(fleet))
+        is_read = cluster.loaded.is_set() and cluster.drains.is_tried
+        return is_read and not (self_test and _untested(fleet))
 
     await wait_until(lambda: cluster.is_away or complete(), timeout_s)
     if not complete():

@@ -20,6 +20,7 @@ from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
+from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
@@ -37,7 +38,7 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.inbound import HeaderList
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, InferenceRequest, Links, PodId, PodLoad, PodState
+from router.types import Endpoint, InferenceRequest, Links, PodId, PodLoad
 from tests.observe.test_receipts import kept
 from tests.pace import Stopwatch
 from tests.policy.scenes import make_pod
@@ -64,6 +65,8 @@ class Router:
         self.metrics = Metrics()
         self.policies = PolicyFeed(PolicyFolder(policies, "mine", frozenset()), self.metrics)
         self.added: list[PodConfig] = []
+        self.drains = Drains()
+        self.drains.on_change = self._follow_drains
         self.decision = kept()
         self.previewed: list[tuple[InferenceRequest, HeaderList]] = []
         store = Published()
@@ -79,6 +82,7 @@ class Router:
             cast(Membership, self),
             ExplainRoutes(self._find, self._read, self._preview),
             partial(describe_pods, page, streams),
+            self._share_drains,
             self.changes.latest,
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
@@ -101,10 +105,13 @@ class Router:
     def remove(self, pod_id: PodId) -> bool:
         return pod_id == "a"
 
-    def drain(self, pod_id: PodId, event: PodEvent) -> PodState:
-        self.fleet.event(pod_id, event)
-        status = self.fleet.status(pod_id)
-        return status.state if status else PodState.GONE
+    def _follow_drains(self) -> None:
+        for status in self.fleet.snapshot.pods:
+            event = PodEvent.DRAIN if self.drains.reason(status.pod) else PodEvent.UNDRAIN
+            self.fleet.event(status.pod.id, event)
+
+    async def _share_drains(self) -> str:
+        return "all routers"
 
     def _find(self, request_id: str) -> RecordedDecision | None:
         return self.decision if request_id == "here" else None
@@ -284,11 +291,27 @@ async def test_pods_are_removed(router: Router) -> None:
 async def test_pods_are_drained_and_undrained(router: Router) -> None:
     """An undrained pod joins again."""
     answer = await router.call("POST", "/admin/pods/a/drain")
-    assert answer.json() == {"status": "draining", "pod": "a"}
-    status = router.fleet.status("a")
-    assert status and status.state is PodState.DRAINING
-    assert (await router.call("POST", "/admin/pods/a/undrain")).json() == {"status": "joining", "pod": "a"}
+    expected = {"status": "draining", "pod": "a", "pods": {"a": "draining"}, "known_to": "all routers"}
+    assert answer.json() == expected
+    answer = await router.call("POST", "/admin/pods/a/undrain")
+    assert answer.json() == expected | {"status": "joining", "pods": {"a": "joining"}}
     assert (await router.call("POST", "/admin/pods/nobody/drain")).status_code == 404
+
+
+async def test_pods_are_drained_by_their_labels(router: Router) -> None:
+    """With who and why; unknown labels, and drains that are not in force, are named."""
+    said = {"by": "ada", "why": "new power supply", "more": 1}
+    answer = await router.call("POST", "/admin/pods/role=both,engine=sglang/drain", json=said)
+    assert answer.json()["pods"] == {"b": "draining"}
+    found = router.drains.current["engine=sglang,role=both"]
+    assert (found.by, found.why) == ("ada", "new power supply") and found.at_s > 1.7e9
+    answer = await router.call("POST", "/admin/pods/engine=vllm/undrain")
+    assert answer.status_code == 404 and "in force: engine=sglang,role=both" in error_of(answer)["message"]
+    assert (await router.call("POST", "/admin/pods/engine=sglang,role=both/undrain")).json()["pods"] == {"b": "joining"}
+    answer = await router.call("POST", "/admin/pods/rak=r12/drain")
+    assert answer.status_code == 400 and "host, rack, zone" in error_of(answer)["message"]
+    long = await router.call("POST", "/admin/pods/rack=r12/drain", json={"why": "x" * 9999, "by": ["y" * 9999]})
+    assert long.json()["pods"] == {} and len(str(router.drains.current["rack=r12"])) < 400
 
 
 async def test_decisions_are_explained(router: Router) -> None:

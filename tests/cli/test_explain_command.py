@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from io import StringIO
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,17 +14,35 @@ from rich.console import Console
 from router.cli.explain_command import page
 from router.cli.terminal import printable
 from router.errors import RouterError
-from router.observe.receipts import Explained, Failure, Outcome, RecordedDecision, explained, record_decision
+from router.observe.receipt_lines import recorded
+from router.observe.receipts import (
+    Explained,
+    Failure,
+    Line,
+    Outcome,
+    Receipt,
+    RecordedDecision,
+    explained,
+    explained_later,
+    record_decision,
+)
+from router.observe.receipts import receipt as receipt_of
 from router.policy.decide import decide
-from router.policy.recording import record
+from router.policy.recording import FleetLine, record
 from router.policy.spec import Policy
 from router.types import PodLoad, PodState, PodStatus, Scene
+from tests.cli.conftest import Typed
+from tests.cli.receipt_lines import BY, lines, made, write
 from tests.examples import examples
 from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 
 def kept(seen: Scene, by: Policy) -> RecordedDecision:
     return record_decision(record(seen), decide(seen, by), by, 0.0)
+
+
+def decoded(line: bytes) -> Line:
+    return msgspec.json.decode(line, type=Receipt | FleetLine)
 
 
 def printed(found: Explained, width: int = 100) -> list[str]:
@@ -127,3 +147,73 @@ def test_a_policy_without_prices_is_explained_by_its_reason() -> None:
 )
 def test_names_are_printed_without_markup_or_control_characters(text: str, shown: str) -> None:
     assert printable(text).plain == shown
+
+
+# --- from a file ---
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Three requests of one minute, and one of the next."""
+    found = [
+        made(5, 10.0, name="first"),
+        made(50, 900.0, name="slow"),
+        made(20, 30.0, name="third"),
+        made(61, name="later"),
+    ]
+    return write(tmp_path / "receipts.jsonl", lines(found))
+
+
+def explained_ids(out: str) -> list[str]:
+    return [line.split()[0] for line in out.splitlines() if " policy cost_aware (version" in line]
+
+
+def test_a_file_explains_what_arrived_in_a_minute(typed: Typed, file: Path) -> None:
+    """The earliest first, or the slowest first token; each with its number among those of the minute."""
+    at = ("--at", "2025-12-01T12:00Z")
+    ended = typed("explain", "--file", file, *at)
+    assert ended.code == 0 and explained_ids(ended.out) == ["first"] and "3 requests; explained: 1" in ended.out
+    assert explained_ids(typed("explain", "--file", file, *at, "--slow", "--limit", 2).out) == ["slow", "third"]
+    assert explained_ids(typed("explain", "--file", file, "--at", "2025-12-01T12:01Z").out) == ["later"]
+    assert explained_ids(typed("explain", "--file", file, "third").out) == ["third"]
+    assert explained_ids(typed("explain", "--file", file, "--pod", "a", "--limit", 9).out) == [
+        "first",
+        "third",
+        "slow",
+        "later",
+    ]
+
+
+@pytest.mark.parametrize(
+    "option", [("--model", "x"), ("--tenant", "x"), ("--pod", "x"), ("--at", "2024-01-01"), ("x",)]
+)
+def test_a_file_without_such_a_request_says_what_to_run(typed: Typed, file: Path, option: tuple[str, ...]) -> None:
+    ended = typed("explain", "--file", file, *option)
+    assert ended.code == 1 and "no such request; `warmroute receipts summary" in ended.err
+
+
+def test_a_file_explains_as_the_running_router_does() -> None:
+    """To the last character."""
+    here = made(5, 10.0)
+    receipt, scene = next(recorded(map(decoded, lines([here]))))
+    assert printed(explained_later(receipt, scene, BY)) == printed(explained(here))
+
+
+@pytest.mark.parametrize(
+    ("scenes", "by", "missing"),
+    [(False, BY, "receipts.replay_data"), (True, None, f"version {BY.version} of the policy")],
+)
+def test_recorded_prices_are_shown_without_scene_or_policy(scenes: bool, by: Policy | None, missing: str) -> None:
+    """What is missing is named; prices of another version would be others."""
+    receipt, scene = next(recorded(map(decoded, lines([made(5)], scenes=scenes))))
+    text = "\n".join(printed(explained_later(receipt, scene, by)))
+    assert missing in text and "inputs of the formulas" not in text and "= cost, ms" in text
+
+
+def test_a_request_that_was_never_decided_is_explained_by_its_result() -> None:
+    outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="no_ready_pod")
+    assert "result: no_ready_pod, after 0.0 ms" in printed(explained_later(receipt_of(outcome), None, None))
+
+
+def test_explain_without_a_request_or_a_file_says_what_to_give(typed: Typed) -> None:
+    assert typed("explain").code == 2

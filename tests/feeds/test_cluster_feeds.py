@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,8 +12,10 @@ from redis.exceptions import RedisError
 from router.feeds.cluster_feeds import (
     MAX_WAITING_RESPONSES,
     RESPONSE_TTL_S,
+    SharedDrains,
     SharedResponses,
 )
+from router.fleet.drains import Drain, Drains
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
@@ -56,3 +59,78 @@ async def test_responses_wait_while_redis_is_away() -> None:
         await exchange.send()
     assert [each.id for each in exchange._waiting][:1] == ["r1"] and len(exchange._waiting) == MAX_WAITING_RESPONSES
     assert await exchange.find("r1") is None
+
+
+# --- drains ---
+
+DRAIN = Drain(1_764_590_400.0, "ada", "new, {odd}: power")
+
+
+def shared(connection: RedisConnection) -> tuple[Drains, SharedDrains]:
+    """Those of a router."""
+    drains = Drains()
+    return drains, SharedDrains(connection, Keys("warmroute"), drains)
+
+
+@pytest.mark.parametrize("kind", sorted(binaries()))
+async def test_drains_of_all_routers_are_one_set(kind: str) -> None:
+    """Without an end; also of two that write at once."""
+    async with connected(kind) as connection:
+        (one, of_one), (other, of_other) = shared(connection), shared(connection)
+        one.change("rack=r1", DRAIN)
+        other.change("rack=r2", DRAIN)
+        assert all(await asyncio.gather(of_one.share(), of_other.share()))
+        await of_one.exchange()
+        await of_other.exchange()
+        assert one.current == other.current == {"rack=r1": DRAIN, "rack=r2": DRAIN}
+        other.change("rack=r1", None)
+        assert await of_other.share()
+        await of_one.exchange()
+        assert one.current == {"rack=r2": DRAIN} and await connection.client.pttl(Keys("warmroute").drains) == -1
+        one.change("rack=r2", None)
+        assert await of_one.share()
+        await of_other.exchange()
+        assert other.current == {}
+
+
+async def test_a_redis_that_lost_the_drains_gets_them_from_a_router_that_knows_them() -> None:
+    """A router without any, which comes first, does not end them."""
+    async with connected("valkey") as connection:
+        (one, of_one), (empty, of_empty) = shared(connection), shared(connection)
+        one.change("rack=r1", DRAIN)
+        assert await of_one.share()
+        await connection.client.flushall()
+        await of_empty.exchange()
+        await of_one.exchange()
+        await of_empty.exchange()
+        assert one.current == empty.current == {"rack=r1": DRAIN}
+
+
+UNREADABLE = {"text": b"nonsense", "list": b"[1]", "long": b"x" * 300_000, "field": b'{"rack=r9": {"by": 1}}'}
+
+
+@pytest.mark.parametrize("found", UNREADABLE.values(), ids=UNREADABLE)
+async def test_unreadable_drains_are_neither_used_nor_replaced(found: bytes) -> None:
+    """Another version may have written them; the own ones stay."""
+    async with connected("valkey") as connection:
+        drains, sharing = shared(connection)
+        await connection.client.set(Keys("warmroute").drains, found)
+        drains.change("rack=r1", DRAIN)
+        assert not await sharing.share()
+        assert drains.current == {"rack=r1": DRAIN}
+        assert await connection.client.get(Keys("warmroute").drains) == found
+
+
+async def test_fields_of_a_later_version_are_ignored() -> None:
+    async with connected("valkey") as connection:
+        drains, sharing = shared(connection)
+        later = b'{"rack=r1": {"at_s": 1764590400.0, "by": "ada", "why": "new, {odd}: power", "until_s": 5}}'
+        await connection.client.set(Keys("warmroute").drains, later)
+        await sharing.exchange()
+        assert drains.current == {"rack=r1": DRAIN} and await connection.client.get(Keys("warmroute").drains) == later
+
+
+async def test_a_drain_that_redis_does_not_take_stays_here() -> None:
+    drains, sharing = shared(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5))
+    drains.change("rack=r1", DRAIN)
+    assert not await sharing.share() and drains.current == {"rack=r1": DRAIN}

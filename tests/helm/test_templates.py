@@ -384,6 +384,14 @@ def test_a_sidecar_publishes_its_own_pod() -> None:
 # --- what is added ---
 
 
+def test_commands_in_a_router_s_container_need_no_options() -> None:
+    """They find the admin port and its token in the environment."""
+    rendered = minimal({"config": {"admin": {"port": 9999}}})
+    env = {one["name"]: one["value"] for one in router(rendered)["spec"]["containers"][0]["env"]}
+    assert env["WARMROUTE_ADMIN_URL"] == "http://127.0.0.1:9999"
+    assert env["WARMROUTE_ADMIN_TOKEN_FILE"] == rendered.router_config["admin"]["bearer_file"]
+
+
 def test_everything_can_be_extended() -> None:
     rendered = minimal(
         {
@@ -405,7 +413,7 @@ def test_everything_can_be_extended() -> None:
     template = router(rendered)
     first, second = template["spec"]["containers"]
     assert first["args"][-1] == "--log-level=debug"
-    assert (first["env"], first["envFrom"]) == ([{"name": "A", "value": "1"}], [{"secretRef": {"name": "b"}}])
+    assert (first["env"][-1], first["envFrom"]) == ({"name": "A", "value": "1"}, [{"secretRef": {"name": "b"}}])
     assert first["volumeMounts"][-1] == {"name": "c", "mountPath": "/c"}
     assert (second["name"], template["spec"]["initContainers"][0]["name"]) == ("d", "e")
     assert {"h": "i", "j": "k"}.items() <= template["metadata"]["labels"].items()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.errors import RouterError
 from router.policy.decide import decide
-from router.policy.explain import Explanation, explain, in_hundredths
+from router.policy.explain import Explanation, explain, in_hundredths, priced
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Role, Scene
 from tests.policy.scenes import POLICIES, holding, pod, policy, prompt, ready, request, scene, scenes
@@ -19,7 +19,9 @@ milliseconds = st.floats(-1e7, 1e7)
 
 def explained(seen: Scene, by: Policy, most: int = 4) -> Explanation:
     decision = decide(seen, by)
-    return explain(seen, by, decision.candidates[:most], len(decision.candidates), decision.reason)
+    return explain(
+        seen, by, [priced(one) for one in decision.candidates[:most]], len(decision.candidates), decision.reason
+    )
 
 
 @given(st.lists(milliseconds, min_size=1, max_size=12))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from router.errors import NoReadyPod, RouterError
 from router.policy.decide import decide
 from router.policy.eligible import LeftOut, left_out
-from router.policy.explain import explain
+from router.policy.explain import explain, priced
 from router.policy.recording import record
 from router.types import PodLoad, PodState, PodStatus, Role, Scene
 from tests.examples import examples
@@ -94,7 +94,7 @@ def test_an_explanation_names_filters_and_excluded_pods() -> None:
     filters = {"pods": {"only": "*"}, "hardware": {"only": "b200x8"}, "max_waiting": {}}
     by = policy("queue", filters=filters)
     found = decide(FLEET, by)
-    explanation = explain(FLEET, by, found.candidates, len(found.candidates), found.reason)
+    explanation = explain(FLEET, by, [priced(one) for one in found.candidates], len(found.candidates), found.reason)
     assert explanation.left_out == (LeftOut("hardware", (), ignored=True), LeftOut("max_waiting", ("a1",)))
 
 

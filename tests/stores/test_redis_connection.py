@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from router.admission.sharing import CeilingReport
 from router.errors import ConfigError
-from router.feeds.cluster_feeds import SharedResponses
+from router.feeds.cluster_feeds import SharedDrains, SharedResponses
+from router.fleet.drains import Drain, Drains
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.index.stored_responses import StoredResponse
@@ -109,6 +110,9 @@ async def share_everything(router: RedisConnection) -> None:
     book = QuotaBook(router, KEYS, "router")
     assert (await book.exchange([CeilingReport("m", 10, 0, 5)])).members == 1
     await book.leave()
+    drains = Drains()
+    drains.change("rack=r12", Drain(0.0, "ada"))
+    assert await SharedDrains(router, KEYS, drains).share()
 
 
 # --- addresses ---
@@ -222,6 +226,7 @@ class TestUsers:
         "key",
         [
             KEYS.routers,
+            KEYS.drains,
             KEYS.quota_members,
             KEYS.quota("tenant\0m\0PROMPT"),
             KEYS.quota("a}:b"),

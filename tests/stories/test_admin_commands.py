@@ -51,10 +51,30 @@ async def test_pods_are_drained_and_undrained_by_id_or_url(deploy: Deploy, typed
         assert [(row["id"], row["state"]) for row in rows] == [(first.pod.id, "ready"), (second.pod.id, "ready")]
         drained = await typed_at(deployment, "pods", "drain", first.pod.id)
         assert (drained.code, drained.out) == (0, f"{first.pod.id}: draining\n")
+        assert f"pod={first.pod.id}" not in drained.err and "known to this router alone, until it ends" in drained.err
         one = await typed_at(deployment, "pods", "list", first.pod.url)
         assert "draining" in one.out and second.pod.id not in one.out
         undrained = await typed_at(deployment, "pods", "undrain", first.pod.url)
         assert undrained.code == 0 and "draining" not in undrained.out
+
+
+async def test_pods_are_drained_by_label_with_a_reason(
+    deploy: Deploy, typed_at: TypedAt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list shows who drained them, when and why."""
+    monkeypatch.setenv("USER", "ada")
+    reach = lambda engine: {"url": engine.url, "rack": "r12"}  # noqa: E731
+    async with deploy(pods=2, reach=reach) as deployment:
+        ids = [one["id"] for one in await deployment.pods()]
+        drained = await typed_at(deployment, "pods", "drain", "rack=r12", "--why", "new power supply")
+        assert drained.out == "".join(f"{one}: draining\n" for one in ids)
+        shown = " ".join((await typed_at(deployment, "pods")).out.split())
+        assert shown.count("draining: drained by ada, 20") == 2 and shown.count("UTC, rack=r12: new power supply") == 2
+        nowhere = await typed_at(deployment, "pods", "drain", "rack=r13")
+        assert nowhere.out == "" and "no pod has these labels now" in nowhere.err
+        assert (await typed_at(deployment, "pods", "undrain", "rack=r14")).code == 1
+        assert (await typed_at(deployment, "pods", "undrain", "rack=r12")).code == 0
+        await deployment.until(lambda: deployment.ready() == 2)
 
 
 async def test_pods_are_removed_and_added(deploy: Deploy, typed_at: TypedAt, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.sim.mock.faults import Fault, FaultKind
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import MockEngine, running_engines
-from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
+from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.agent import Agent
 from router.wiring.program import Program
 from tests.policy.scenes import LLAMA_8B
@@ -206,3 +206,31 @@ async def test_a_restarted_engine_is_empty_for_all_routers(cluster: ClusterDeplo
     engine = next(each for each in cluster.engines if pod in each.url)
     engine.inject(Fault(kind=FaultKind.RESTART))
     await second.until(partial(is_unknown, second, question("bees")))
+
+
+def draining(deployment: Deployment) -> set[str]:
+    """The pods that this router drains."""
+    fleet = deployment.program.fleet
+    return {one.pod.id for one in fleet.snapshot.pods if one.state is PodState.DRAINING}
+
+
+async def test_a_drain_is_of_all_routers_and_stays_without_redis(cluster: ClusterDeployment) -> None:
+    """A router that starts later has it before it serves. What is drained or undrained while Redis is away is shared
+    when it returns, even if it returns empty."""
+    first, second = await cluster.router(), await cluster.router()
+    one, other = sorted(pod.id for pod in pods_of(first))
+    answer = await first.admin.post(f"/admin/pods/{one}/drain", json={"by": "ada", "why": "new power supply"})
+    assert answer.json()["known_to"] == "all routers"
+    await second.until(lambda: draining(second) == {one})
+    assert "drained by ada" in second.program.fleet.state_reason(one)
+    third = await cluster.router()
+    assert draining(third) == {one}
+
+    cluster.redis.kill()
+    alone = (await second.admin.post(f"/admin/pods/{other}/drain")).json()["known_to"]
+    assert alone.startswith("this router alone, until Redis answers")
+    assert (await second.admin.post(f"/admin/pods/{one}/undrain")).status_code == 200
+    assert (draining(first), draining(second), draining(third)) == ({one}, {other}, {one})
+    cluster.redis.start()
+    for router in (first, second, third):
+        await router.until(lambda router=router: draining(router) == {other})

@@ -128,7 +128,8 @@ async def test_a_drained_pod_completes_its_requests_and_gets_no_new_ones(deploy:
         streaming, answer = await begun(deployment, max_tokens=100)
         pod = answer.headers["x-warmroute-pod"]
         drained = await deployment.admin.post(f"/admin/pods/{pod}/drain")
-        assert drained.json() == {"status": "draining", "pod": pod}
+        assert (drained.json()["status"], drained.json()["pods"]) == ("draining", {pod: "draining"})
+        assert drained.json()["known_to"].startswith("this router alone, until it ends; index.redis")
         others = [await deployment.chat(opening("tides"), max_tokens=1) for _ in range(3)]
         assert pod not in {other.headers["x-warmroute-pod"] for other in others}
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")

@@ -1,8 +1,8 @@
 """Decides which pods exist: merges the pod sets of all sources and applies the result to the fleet.
 
 Admin calls are one more source and override the others: an added pod replaces a pod with the same URL, and a removed
-pod is ignored until an admin call adds it again or all sources drop its URL. A pod is drained while its source or an
-admin call drains it.
+pod is ignored until an admin call adds it again or all sources drop its URL. A pod is drained while its source or a
+drain of operators (`fleet/drains.py`) drains it.
 
 A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/discovery_schema.py`,
 and a line in `wiring/pod_sources.py`.
@@ -25,6 +25,7 @@ from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
 from router.feeds.supervise import STEP, Feeds
+from router.fleet.drains import Drains
 from router.fleet.fleet import UNREPORTED, Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
@@ -65,7 +66,9 @@ class ConfiguredPods:
 class Membership:
     """The single owner of the set of pods. `sources` by name; of two pods with one URL the later source wins."""
 
-    def __init__(self, fleet: Fleet, prior: PriorOf, sources: Mapping[str, PodSource]) -> None:
+    def __init__(
+        self, fleet: Fleet, prior: PriorOf, sources: Mapping[str, PodSource], drains: Drains | None = None
+    ) -> None:
         self._fleet = fleet
         self._prior = prior
         self._sources = sources
@@ -79,8 +82,9 @@ class Membership:
         """By URL: a listed pod, and the pods that follow from it and from the models that it has reported."""
         self._reported: dict[str, tuple[str, str, int]] = {}
         """By URL: (uid, engine, ranks) as reported by the pod."""
-        self._drained_by_source: set[PodId] = set()
-        self._drained_by_admin: set[PodId] = set()
+        self.drains = drains or Drains()
+        self.drains.on_change = self._follow_drains
+        self._drained: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
         """All pods with the speed of their cost prior."""
         fleet.listen(self._keep_drained)
@@ -131,16 +135,6 @@ class Membership:
         added = {known: pod for known, pod in self._by_source[ADMIN].items() if known != url}
         self._apply({**self._by_source, ADMIN: added}, self._removed | {url})
         return True
-
-    def drain(self, pod_id: PodId, event: PodEvent) -> PodState:
-        """An admin call drains a pod, or ends that. Returns its state: a pod that its source drains stays drained."""
-        if event is PodEvent.DRAIN and self._fleet.status(pod_id):
-            self._drained_by_admin.add(pod_id)
-        else:
-            self._drained_by_admin.discard(pod_id)
-        self._fleet.event(pod_id, event)
-        status = self._fleet.status(pod_id)
-        return status.state if status else PodState.GONE
 
     def report(self, pod: Pod, engine: str, dp_size: int) -> bool:
         """Use the engine, if it is not empty, and the number of ranks that a pod reports, where its definition names
@@ -229,7 +223,7 @@ class Membership:
         if pods != self.pods:
             self.pods = pods
             self._fleet.sync(pods)
-        self._drain_by_source(pods)
+        self._follow_drains()
 
     def _pods_of(self, listed: Mapping[str, ListedPod]) -> tuple[Pod, ...]:
         pods = tuple(pod for one in listed.values() for pod in self._build(one))
@@ -251,24 +245,26 @@ class Membership:
 
     # --- drains ---
 
-    def _drain_by_source(self, pods: Iterable[Pod]) -> None:
-        for pod in pods:
-            reason = self._listed[pod.url].drain_reason
-            if reason:
-                self._drained_by_source.add(pod.id)
-                self._fleet.event(pod.id, PodEvent.DRAIN, reason=reason)
-                self._fleet.explain_state(pod.id, reason)
-            elif pod.id in self._drained_by_source:
-                self._drained_by_source.discard(pod.id)
-                if pod.id not in self._drained_by_admin:
-                    self._fleet.event(pod.id, PodEvent.UNDRAIN)
+    def _follow_drains(self) -> None:
+        for pod in self.pods:
+            self._follow_drain(pod)
+
+    def _follow_drain(self, pod: Pod) -> None:
+        listed = self._listed.get(pod.url)
+        if listed and (reason := listed.drain_reason or self.drains.reason(pod)):
+            self._drained.add(pod.id)
+            self._fleet.event(pod.id, PodEvent.DRAIN, reason=reason)
+            self._fleet.explain_state(pod.id, reason)
+        elif pod.id in self._drained:
+            self._drained.discard(pod.id)
+            self._fleet.event(pod.id, PodEvent.UNDRAIN)
 
     def _keep_drained(self, pod: Pod, _old: PodState, new: PodState) -> None:
-        if new is PodState.GONE:
-            self._drained_by_source.discard(pod.id)
-            self._drained_by_admin.discard(pod.id)
-        elif new is PodState.JOINING and pod.id in self._drained_by_source:
-            self._fleet.event(pod.id, PodEvent.DRAIN, reason=self._listed[pod.url].drain_reason)
+        if new is PodState.JOINING:
+            self._follow_drain(pod)
+        elif new is PodState.GONE:
+            self._drained.discard(pod.id)
+            self.drains.forget(pod.id)
 
 
 def configured_pods(

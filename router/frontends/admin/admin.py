@@ -7,8 +7,8 @@ GET    /ui                          the operators' page; /ui/events is its data 
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
-POST   /admin/pods/{id}/drain       send it no new requests
-POST   /admin/pods/{id}/undrain     let it join again
+POST   /admin/pods/{id}/drain       send it no new requests, or all with labels such as `rack=r12,zone=a`; `by`, `why`
+POST   /admin/pods/{id}/undrain     let it join again, or all with these labels
 GET    /admin/changes               the latest 200 changes: ejections, readmissions, restarts, policies, newest first
 GET    /admin/policies              the active policies, and the error if the files are invalid
 POST   /admin/policies/reload       read the files now: 200 with the changes, or 400 with file and line
@@ -20,6 +20,7 @@ POST   /v1/unload_lora_adapter      unload it
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -33,10 +34,11 @@ from starlette.exceptions import HTTPException
 
 from router.config.mistakes import explain_mistakes
 from router.config.pod_schema import PodConfig
-from router.errors import ConfigError, MalformedRequest, not_json
+from router.errors import ConfigError, MalformedRequest, not_json, shortened
 from router.feeds.discovery.membership import Membership
 from router.feeds.policy_feed import PolicyFeed
-from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.drains import Drain, Drains, selector_of, selects
+from router.fleet.fleet import Fleet
 from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
 from router.frontends.admin.views import describe_policies
@@ -55,6 +57,7 @@ _PATHS_HINT = (
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
 
+MAX_DRAIN_CHARACTERS = 100
 COMMAND = Bound("command", 256 * 1024, 1000)
 _DECODER = msgspec.json.Decoder(dict[str, Any])
 
@@ -74,13 +77,15 @@ Command = Annotated[dict[str, Any], Depends(_command)]
 
 @dataclass(frozen=True, slots=True)
 class AdminRoutes:
-    """The objects behind these endpoints. `readiness` returns whether the router is ready, and the details."""
+    """The objects behind these endpoints. `share_drains` returns which routers know of drains, `readiness` whether the
+    router is ready, and the details."""
 
     fleet: Fleet
     policies: PolicyFeed
     membership: Membership
     explain: ExplainRoutes
     describe_pods: Callable[[], list[dict[str, Any]]]
+    share_drains: Callable[[], Awaitable[str]]
     changes: Callable[[], list[Change]]
     readiness: Callable[[], tuple[bool, dict[str, Any]]]
     render_metrics: Callable[[TextFormat], Awaitable[bytes]]
@@ -112,7 +117,8 @@ def admin_app(routes: AdminRoutes) -> FastAPI:
 
     add_page_routes(app, routes.page)
     router = APIRouter(prefix="/admin")
-    add_pod_routes(router, routes.fleet, routes.membership, routes.describe_pods)
+    add_pod_routes(router, routes.membership, routes.describe_pods)
+    add_drain_routes(router, routes.fleet, routes.membership.drains, routes.share_drains)
     add_policy_routes(router, routes.policies)
 
     @router.get("/changes")
@@ -145,9 +151,7 @@ def _adapter_response(answers: Mapping[PodId, PodAnswer]) -> Response:
     return JSONResponse(body, status_code=502 if failed else 200)
 
 
-def add_pod_routes(
-    router: APIRouter, fleet: Fleet, membership: Membership, describe: Callable[[], list[dict[str, Any]]]
-) -> None:
+def add_pod_routes(router: APIRouter, membership: Membership, describe: Callable[[], list[dict[str, Any]]]) -> None:
     @router.get("/pods")
     async def pods() -> list[dict[str, Any]]:
         return describe()
@@ -167,18 +171,31 @@ def add_pod_routes(
             raise HTTPException(404, f"Unknown pod `{pod_id}`.")
         return {"status": "gone", "pod": pod_id}
 
-    @router.post("/pods/{pod_id:path}/drain")
-    async def drain(pod_id: str) -> dict[str, str]:
-        return apply(pod_id, PodEvent.DRAIN)
 
-    @router.post("/pods/{pod_id:path}/undrain")
-    async def undrain(pod_id: str) -> dict[str, str]:
-        return apply(pod_id, PodEvent.UNDRAIN)
+def add_drain_routes(router: APIRouter, fleet: Fleet, drains: Drains, share: Callable[[], Awaitable[str]]) -> None:
+    @router.post("/pods/{pod:path}/drain")
+    async def drain(pod: str, request: Request) -> dict[str, Any]:
+        said = await _command(request) if await request.body() else {}
+        by, why = (shortened(str(said.get(name) or ""), MAX_DRAIN_CHARACTERS) for name in ("by", "why"))
+        return await change(pod, Drain(time.time(), by or "an admin call", why))
 
-    def apply(pod_id: str, event: PodEvent) -> dict[str, str]:
-        if fleet.status(pod_id) is None:
-            raise HTTPException(404, f"Unknown pod `{pod_id}`.")
-        return {"status": membership.drain(pod_id, event).value, "pod": pod_id}
+    @router.post("/pods/{pod:path}/undrain")
+    async def undrain(pod: str) -> dict[str, Any]:
+        return await change(pod, None)
+
+    async def change(pod: str, drain: Drain | None) -> dict[str, Any]:
+        if "=" not in pod and fleet.status(pod) is None:
+            raise HTTPException(404, f"Unknown pod `{pod}`.")
+        try:
+            selector = selector_of(pod if "=" in pod else f"pod={pod}")
+            if drain is None and "=" in pod and selector not in drains.current:
+                raise HTTPException(404, f"No drain `{selector}`; in force: {', '.join(drains.current) or 'none'}.")
+            drains.change(selector, drain)
+        except ValueError as error:
+            raise MalformedRequest(str(error), param="pod") from None
+        known_to = await share()
+        states = {one.pod.id: one.state.value for one in fleet.snapshot.pods if selects(selector, one.pod)}
+        return {"status": states.get(pod, ""), "pod": pod, "pods": states, "known_to": known_to}
 
 
 def _parsed_pod(body: dict[str, Any]) -> PodConfig:

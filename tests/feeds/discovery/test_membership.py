@@ -14,6 +14,7 @@ from router.config.pod_schema import KvEvents, PodAuth, PodConfig
 from router.engines.adapter import KvEventSource
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, PodSource, configured_pods
+from router.fleet.drains import Drain
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import PodSpeed, PodState, Role
 from tests.policy.scenes import SPEED
@@ -216,6 +217,9 @@ def test_admin_calls_can_only_name_credential_files_of_the_configuration() -> No
     assert [status.pod.bearer_file for status in fleet.snapshot.pods] == [auth.bearer_file] * 2
 
 
+DRAIN = Drain(1_764_590_400.0, "ada", "new power supply")
+
+
 def state(fleet: Fleet, pod_id: str = "a") -> PodState | None:
     status = fleet.status(pod_id)
     return status.state if status else None
@@ -254,15 +258,17 @@ def test_a_pod_is_drained_while_its_source_or_an_admin_call_drains_it(first_by_a
     fleet, members = membership(ConfiguredPods(()))
     members.replace("0", listed(configs("a")))
     if first_by_admin:
-        members.drain("a", PodEvent.DRAIN)
+        members.drains.change("pod=a", DRAIN)
     members.replace("0", listed(configs("a"), drain_reason="not ready"))
-    members.drain("a", PodEvent.DRAIN)
+    members.drains.change("pod=a", DRAIN)
     if first_by_admin:
         members.replace("0", listed(configs("a")))
         assert state(fleet) is PodState.DRAINING
-        assert members.drain("a", PodEvent.UNDRAIN) is PodState.JOINING
+        members.drains.change("pod=a", None)
+        assert state(fleet) is PodState.JOINING
     else:
-        assert members.drain("a", PodEvent.UNDRAIN) is PodState.DRAINING
+        members.drains.change("pod=a", None)
+        assert (state(fleet), fleet.state_reason("a")) == (PodState.DRAINING, "not ready")
         members.replace("0", listed(configs("a")))
         assert state(fleet) is PodState.JOINING
 
@@ -271,9 +277,24 @@ def test_a_pod_that_returns_is_not_drained_for_its_predecessor() -> None:
     """Both kinds of drain end with the process."""
     fleet, members = membership(ConfiguredPods(()))
     members.replace("0", listed(configs("a"), uid="1", drain_reason="terminating"))
-    members.drain("a", PodEvent.DRAIN)
+    members.drains.change("pod=a", DRAIN)
     members.replace("0", listed(configs("a"), uid="2"))
     assert state(fleet) is PodState.JOINING
+
+
+def test_a_drain_by_label_holds_for_pods_that_come_later() -> None:
+    """And for a pod that gets the label; it ends with the drain alone, not when another feed undrains the pod."""
+    fleet, members = membership(ConfiguredPods(()))
+    members.drains.change("rack=r12", DRAIN)
+    members.replace("0", listed([PodConfig(url="http://a", id="a", rack="r12"), PodConfig(url="http://b", id="b")]))
+    assert (state(fleet, "a"), state(fleet, "b")) == (PodState.DRAINING, PodState.JOINING)
+    assert fleet.state_reason("a") == "drained by ada, 2025-12-01 12:00 UTC, rack=r12: new power supply"
+    members.replace("0", listed([PodConfig(url=f"http://{name}", id=name, rack="r12") for name in "ab"], uid="2"))
+    assert {state(fleet, "a"), state(fleet, "b")} == {PodState.DRAINING}
+    fleet.event("a", PodEvent.UNDRAIN)  # as the load feed does after a pod was scaled
+    assert state(fleet, "a") is PodState.DRAINING
+    members.drains.change("rack=r12", None)
+    assert {state(fleet, "a"), state(fleet, "b")} == {PodState.JOINING}
 
 
 @pytest.mark.anyio

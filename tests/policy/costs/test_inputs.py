@@ -16,7 +16,7 @@ from msgspec import structs
 from router.errors import RouterError
 from router.policy.catalog import COSTS
 from router.policy.decide import decide
-from router.policy.explain import ON_DECODE_POD, explain
+from router.policy.explain import ON_DECODE_POD, explain, priced
 from router.policy.term import CostTerm, Side, Transfer
 from router.types import InFlight, Link, Links, PodLoad, Scene
 from tests.policy.costs.placements import at
@@ -146,7 +146,7 @@ def test_every_part_can_be_recomputed_from_the_inputs_shown(seen: Scene, ways: L
         decision = decide(seen, ALL)
     except RouterError:
         return
-    found = explain(seen, ALL, decision.candidates, len(decision.candidates), decision.reason)
+    found = explain(seen, ALL, [priced(one) for one in decision.candidates], len(decision.candidates), decision.reason)
     for column in found.columns:
         shown = {each.name: each.value for each in column.inputs}
         for name, ms in column.plan.parts:
