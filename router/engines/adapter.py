@@ -171,6 +171,8 @@ class EngineAdapter:
 
     def without_events(self, path: str, responses: Responses) -> str:
         """Why a pod has no source of KV events, which it would name at `path`, and what to do."""
+        if b'"zmq"' in responses.get(path, b""):
+            return "they have no TCP address for this rank; let `endpoint` of the engine's --kv-events-config be tcp://*:PORT"
         if responses.get(path, b"")[:1] == b"{":
             return f"the engine publishes none; start it with {self.kv_events_flag}"
         if_none = f"if it publishes none, start it with {self.kv_events_flag}"

@@ -98,6 +98,7 @@ class FleetParts:
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared_fits)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._remove_gone)
+        self.matching_log = MatchingLog(fleet, self.matching_of)
 
     def _join_cluster(self) -> ClusterMember | None:
         if self._config.index.redis is None:
@@ -114,7 +115,7 @@ class FleetParts:
             **self.membership.feeds,
             "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
             "load": LoadFeed(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).run,
-            "matching log": MatchingLog(self.fleet, self.matching_of).run,
+            "matching log": self.matching_log.run,
             "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
