@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": ("router.cli.demo:demo_command", "Compare three policies on a fleet of mock engines."),
     "simulate": ("router.cli.simulate:simulate_command", "Compare policies on a simulated fleet."),
     "plan": ("router.cli.simulate:plan_command", "Estimate how many pods a load needs for an SLO."),
+    "doctor": ("router.cli.doctor:doctor_command", "Check each part of a deployment; say what to do."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),
     "pods": ("router.cli.pods_command:pods_command", "List, add, remove, drain and undrain a running router's pods."),
@@ -27,14 +28,14 @@ COMMANDS = {
 }
 GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
-    "index": ("router.cli.index:index_app", "Inspect the cluster index."),
     "tenants": ("router.cli.tenants:tenants_app", "Make API keys of tenants."),
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
 REMOVED = {
     "index lookup": "`warmroute preview` shows how many tokens of a prompt each pod has",
-    "index stats": "use `warmroute index holders`, and `INFO memory` of the Redis",
-    "index verify": "`warmroute index holders` lists holders whose events were lost",
+    "index stats": "use `warmroute doctor`, and `INFO memory` of the Redis",
+    "index verify": "`warmroute doctor` lists publishers whose events were lost",
+    "index holders": "`warmroute doctor` lists publishers with their blocks and age",
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }
 """Commands of earlier versions, with what to use instead."""

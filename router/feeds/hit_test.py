@@ -62,11 +62,11 @@ class HitTestFeed:
         if self.store.announced_rule(status.pod.id) is None:
             return False
         is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
-        return is_trusted and not _is_busy(status) and self.publishes_events(status.pod.id)
+        is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
+        return is_trusted and is_idle and self.publishes_events(status.pod.id)
 
     async def test(self, pod: Pod, *, is_last: bool = True) -> bool | None:
-        """Test a pod whose rule is announced. False if the test should be repeated; None: and it does not count,
-        because the pod was busy."""
+        """Test a pod whose rule is announced. False if the test should be repeated; None: because it was too busy."""
         rule = self.store.announced_rule(pod.id)
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
@@ -79,11 +79,8 @@ class HitTestFeed:
         if answers is None:
             return True
         explaining = await asyncio.to_thread(explaining_habits, rule, prompts, answers)
-        now = self.fleet.same_epoch(pod)
-        if now is None:
+        if self.fleet.same_epoch(pod) is None:
             return True
-        if not explaining and _is_busy(now):
-            return None
         if explaining:
             self._learn(pod, explaining, sent[0], answers[1])
             log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
@@ -111,10 +108,6 @@ class HitTestFeed:
                 return None
             answers.append(cached)
         return answers
-
-
-def _is_busy(status: PodStatus) -> bool:
-    return bool(status.load.waiting) or status.load.kv_usage > MAX_KV_USAGE
 
 
 def _tokens_of(prompts: Sequence[ProbePrompt]) -> Iterator[list[int]]:

@@ -18,8 +18,6 @@ from router.fleet.fleet import Fleet
 from router.types import Matching, Pod, PodId, PodState
 
 CHECK_S = 1.0
-MAX_CHECKS = 45
-"""The summary waits no longer for pods that join or are tested. A self-test takes up to 35 s."""
 MAX_NAMES, MAX_CAUSES = 20, 3
 _GUESSED = "by what they were sent"
 _WORDS = {Matching.EVENTS: "matched by KV events", Matching.OFF: "by load only"}
@@ -49,7 +47,7 @@ class MatchingLog:
     fleet: Fleet
     matching_of: Callable[[Pod], tuple[Matching, str]]
     _known: Found = field(default_factory=dict)
-    _checks: int = 0
+    _is_summarized: bool = False
 
     async def run(self) -> None:
         while True:
@@ -67,10 +65,7 @@ class MatchingLog:
             write = log.warning if how[1] else log.info
             write("matching changed", pods=pods[:MAX_NAMES], count=len(pods), matching=how[0].value, reason=how[1])
         self._known = found
-        if not found or self._checks > MAX_CHECKS:
-            return
-        self._checks += 1
-        if not waiting or self._checks > MAX_CHECKS:
-            self._checks = MAX_CHECKS + 1
+        if found and not self._is_summarized and all(map(self.fleet.state_reason, waiting)):
+            self._is_summarized = True
             write = log.warning if any(why for _, why in found.values()) else log.info
             write("ready", matching=summary(found))

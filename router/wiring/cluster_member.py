@@ -31,7 +31,10 @@ from router.types import Generation, Pod
 
 CALIBRATION_TTL_S = 7 * 24 * 3600.0
 """Calibration is kept this long after it was last written."""
-RUN_PUBLISHER = "run `warmroute publish` for it, with `--advertise` if it knows the pod by another URL"
+_NO_PUBLISHER = (
+    "no publisher with this pod's URL is in Redis: it is missing or has stopped; run `warmroute publish` for it, with"
+    " `--advertise` if it knows the pod by another URL"
+)
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
@@ -134,7 +137,7 @@ class ClusterMember:
             return f"Redis at {self.nodes} does not answer ({self._feed.error}); check that it runs, and index.redis"
         if different := next(filter(None, map(self._differing.get, pod.models)), ""):
             return f"{different}; give both the same `models`"
-        return of_engine or f"no publisher of {pod.url} is in Redis: it is missing or has stopped; {RUN_PUBLISHER}"
+        return of_engine or _NO_PUBLISHER
 
     @property
     def feeds(self) -> Feeds:
