@@ -85,15 +85,19 @@ async def _pods(it: Subject) -> Findings:
 
     def are_known() -> bool:
         is_read = cluster is None or cluster.loaded.is_set() or cluster.is_away
-        return is_read and bool(fleet.snapshot.pods) and all(map(is_known, fleet.snapshot.pods))
+        is_listed = fleet.snapshot.pods or failing() or not (it.config.pods or it.parts.sources.statuses)
+        return bool(is_read and is_listed and all(map(is_known, fleet.snapshot.pods)))
+
+    def failing() -> list[str]:
+        return [f"{one.source}: {one.error}" for one in it.parts.sources.statuses if one.error]
 
     async with running({name: run for name, run in it.parts.feeds.items() if name.startswith(_FEEDS)}):
         await wait_until(are_known, PODS_S)
         for status in fleet.snapshot.pods:
             served.update(status.pod.models)
             yield _pod(it, status)
-    if not fleet.snapshot.pods:
-        yield Finding("fail", "pods", "none is found; name them under `pods` or `discovery`, or correct the selector")
+    for error in failing() or ([] if fleet.snapshot.pods else ["none is found; name them under `pods` or `discovery`"]):
+        yield Finding("fail", "pods", error)
     for model in it.config.models:
         if model.tokenizer and not model.is_pattern and model.name not in it.skipped:
             text = "the pods tokenize" if model.tokenizer == ENGINE_TOKENIZER else "loads"
@@ -162,10 +166,10 @@ async def _collector(it: Subject) -> Findings:
 
 async def _clock(it: Subject) -> Findings:
     """By the header `date` of the first pod that answers."""
-    async with httpx.AsyncClient(timeout=CLIENT_S, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=CLIENT_S, trust_env=False) as http:
         for status in it.parts.fleet.snapshot.pods:
             try:
-                answer = await client.get(f"{status.pod.url}{ENGINES[status.pod.engine].health_path}")
+                answer = await http.get(f"{status.pod.url}{ENGINES[status.pod.engine].health_path}")
                 skew_s = time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()
             except (httpx.HTTPError, LookupError, ValueError):
                 continue
@@ -179,15 +183,15 @@ async def _clock(it: Subject) -> Findings:
 async def _router(it: Subject) -> Findings:
     about = f"router {it.admin.url}"
     try:
-        with it.admin.open() as client:
-            ready, metrics = client.get("/readyz"), client.get("/metrics")
+        with it.admin.open() as http:
+            ready, metrics = http.get("/readyz"), http.get("/metrics")
             if not metrics.is_success:
                 yield Finding("fail", about, f"{metrics.status_code}; name a file with its token: --bearer-file")
                 return
             version = metrics.text.partition("warmroute_build_info{")[2].partition("}")[0]
             state = ready.json().get("status", "unknown") if ready.content else ready.reason_phrase
             yield Finding("ok" if ready.is_success else "fail", about, f"{state}; {version}")
-            with client.stream("GET", "/ui/events") as events:
+            with http.stream("GET", "/ui/events") as events:
                 snapshot = next(line for line in events.iter_lines() if line.startswith("data: "))
             for notice in json.loads(snapshot[6:])["notices"]:
                 yield Finding("warn", about, notice["text"])

@@ -52,7 +52,7 @@ class IndexFeed:
 
     @property
     def error(self) -> str:
-        """Of the last reads of Redis; empty if they succeeded."""
+        """That of the last reads; empty if they succeeded."""
         errors = (each.error for each in (self._backoff, *(log.backoff for log in self._logs.values())))
         return next(filter(None, errors), "")
 
