@@ -287,8 +287,8 @@ ALERTS = (
         lasts="5m",
         severity="warning",
         summary="Requests to engine {{ $labels.exported_pod }} are routed by load only: no prefix is matched.",
-        means="In this order: the router has no tokenizer or chat template of the pod's model; the pod did not answer the"
-        " self-test in time; its KV events did not come in time, because its prefix caching is off or it is busy.",
+        means="In this order: the router has no tokenizer or chat template of the pod's model; the pod did not answer"
+        " the self-test in time; its KV events did not come in time, because its prefix caching is off or it is busy.",
         look="The reason below the table of `warmroute pods`; the line at the top of `/ui` and the log line `matching"
         " changed` say the same.",
         act="Add the model with the tokenizer and `chat_template` of the engine under `models`, or set"
@@ -313,13 +313,14 @@ ALERTS = (
         lasts="15m",
         severity="warning",
         summary="No KV events of engine {{ $labels.exported_pod }} arrive; its cache is guessed from its prompts.",
-        means="Prefixes are matched by what the router sent: evictions and the prompts of others are not seen. Causes, in"
-        " the order in which they are looked for: Redis does not answer (WarmrouteIndexStale fires first); the engine"
+        means="Prefixes are matched by what the router sent: evictions and the prompts of others are not seen. Causes,"
+        " in the order in which they are looked for: Redis does not answer (WarmrouteIndexStale fires first); the engine"
         " publishes none, or does not say where; the publisher is missing, has stopped, or has another tokenizer; the"
         " port of the events refuses connections.",
         look="The reason below the table of `warmroute pods` is the cause, with the next step; the line at the top of"
         " `/ui` and the log line `matching changed` say the same.",
-        act='Do what the reason says; `warmroute doctor` checks it. Set `kv_events: "off"` of the pod if this is intended.',
+        act='Do what the reason says; `warmroute doctor` checks it. Set `kv_events: "off"` of the pod if this is'
+        " intended.",
     ),
     Alert(
         name="WarmrouteKvEventsIncomplete",

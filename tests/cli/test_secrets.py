@@ -40,6 +40,7 @@ def test_a_wrong_setting_or_option_is_reported_in_one_line(
     assert CANARY not in ended.out + ended.err
 
 
+@pytest.mark.net
 def test_an_unreachable_redis_is_reported_without_its_password(typed: Typed, tmp_path: Path) -> None:
     """Also by the message of the Redis library."""
     file = tmp_path / "router.yaml"
