@@ -231,9 +231,9 @@ class Tracker:
         if has_token:
             self._first_token(now_s)
         self._stepped(now_s)
-        one = self._filter
-        if one is not None and (self.context.reader.is_marked or one.mark in piece or one.is_waiting):
-            return one.feed(piece)
+        one, is_marked = self._filter, self.context.reader.is_marked
+        if one is not None and (is_marked or one.mark in piece or one.is_waiting):
+            return one.feed(piece, may_have_usage=is_marked)
         return piece
 
     def received(self, now_s: float) -> None:
@@ -325,7 +325,8 @@ class Tracker:
             self._first_token(now_s)
         if held:
             self._stepped(now_s)
-        return joined if self._filter is None else self._filter.feed(joined)
+        may_have_usage = len(held) != 1 or self.context.reader.is_marked
+        return joined if self._filter is None else self._filter.feed(joined, may_have_usage=may_have_usage)
 
     def refuses_usage(self, error: bytes) -> bool:
         """Whether the pod has refused the usage that only the router has asked for."""

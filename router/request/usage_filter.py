@@ -97,13 +97,13 @@ class UsageFilter:
     """Events that end a choice, until the next event that has no choices: fields of it belong there."""
     _held_bytes: int = 0
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, piece: bytes, *, may_have_usage: bool = True) -> bytes:
         """What the client gets of the next piece; b"" for nothing."""
         if not self._end:
             self._end = b"\r\n\r\n" if b"\r\n" in piece[:_HEAD_BYTES] else b"\n\n"
             if self.hides_total:
                 self.mark = _SPACED_FINISH if b'": ' in piece[:_HEAD_BYTES] else _FINISH
-        shown = self._filtered(piece)
+        shown = self._filtered(piece, may_have_usage)
         self.is_waiting = bool(self._held or self._rest)
         return shown
 
@@ -113,10 +113,10 @@ class UsageFilter:
         self._rest.clear()
         return left
 
-    def _filtered(self, piece: bytes) -> bytes:
+    def _filtered(self, piece: bytes, may_have_usage: bool) -> bytes:
         rest, end = self._rest, self._end
         if not rest and piece.endswith(end):
-            return self._shown(piece, end)
+            return self._shown(piece, end, 0 if may_have_usage else -1)
         searched = max(len(rest) - len(end), 0)
         rest += piece
         whole = rest.rfind(end, searched) + len(end)
@@ -124,13 +124,14 @@ class UsageFilter:
             whole = len(rest) if len(rest) > MAX_EVENT_BYTES else 0
         events = bytes(rest[:whole])
         del rest[:whole]
-        return self._shown(events, end)
+        return self._shown(events, end, 0)
 
-    def _shown(self, events: bytes, end: bytes) -> bytes:
-        """What the client gets of whole events. Only those are looked at that end a choice, have usage, or follow."""
+    def _shown(self, events: bytes, end: bytes, usage: int) -> bytes:
+        """What the client gets of whole events. Only those are looked at that end a choice, have usage, or follow.
+        `usage`: from where usage is looked for; -1 where there is none."""
         shown, begin, done = list[bytes](), 0, -1
         finish = events.rfind(self.mark) if self.is_single else events.find(self.mark)
-        usage = 0 if events.rfind(_USAGE) >= 0 else -1
+        usage = -1 if usage < 0 or events.rfind(_USAGE) < 0 else usage
         for _ in range(MAX_READ):
             finish = events.find(self.mark, begin) if 0 <= finish < begin else finish
             usage = events.find(_USAGE, begin) if 0 <= usage <= begin else usage
