@@ -314,7 +314,7 @@ ALERTS = (
         severity="warning",
         summary="No KV events of engine {{ $labels.exported_pod }} arrive; its cache is guessed from its prompts.",
         means="Prefixes are matched by what the router sent: evictions and the prompts of others are not seen. Causes,"
-        " in the order in which they are looked for: Redis does not answer (WarmrouteIndexStale fires first); the engine"
+        " in the order in which they are looked for: Redis does not answer (see WarmrouteIndexStale); the engine"
         " publishes none, or does not say where; the publisher is missing, has stopped, or has another tokenizer; the"
         " port of the events refuses connections.",
         look="The reason below the table of `warmroute pods` is the cause, with the next step; the line at the top of"
