@@ -273,8 +273,9 @@ ALERTS = (
         lasts="5m",
         severity="warning",
         summary="Tokens or hashes of engine {{ $labels.exported_pod }} differ from the router's: no prefix matching.",
-        means="The self-test of the pod failed: another tokenizer, chat template, block size or hash.",
-        look="`/admin/pods`: `trust_reason` names the difference.",
+        means="The self-test of the pod failed: another tokenizer, chat template, block size or hash. A pod that"
+        " is busy, or whose events do not arrive, is not meant: see WarmrouteMatchingOff and WarmrouteKvEventsMissing.",
+        look="`warmroute pods` names the difference, and so does the log line `matching changed`.",
         act="Give the router the tokenizer and template of the engine, or set `tokenizer: engine`.",
     ),
     Alert(
@@ -283,10 +284,12 @@ ALERTS = (
         lasts="5m",
         severity="warning",
         summary="Requests to engine {{ $labels.exported_pod }} are routed by load only: no prefix is matched.",
-        means="The router has no tokenizer or chat template of the pod's model, or its self-test did not end.",
-        look="`warmroute pods`, column matching: `off`, and the reason below the table; the line at the top of `/ui`.",
+        means="In this order: the router has no tokenizer or chat template of the pod's model; the pod did not answer"
+        " the self-test in time; its KV events did not come in time, because its prefix caching is off or it is busy.",
+        look="The reason below the table of `warmroute pods`; the line at the top of `/ui` and the log line `matching"
+        " changed` say the same.",
         act="Add the model with the tokenizer and `chat_template` of the engine under `models`, or set"
-        " `unlisted_models: engine`. `warmroute config check --probe router.yaml` says whether it helps.",
+        " `unlisted_models: engine`. A test that was late is repeated. `warmroute doctor` says whether it helps.",
     ),
     Alert(
         name="WarmroutePromptsUnread",
@@ -306,11 +309,15 @@ ALERTS = (
         expr=_matched("no_events"),
         lasts="15m",
         severity="warning",
-        summary="Engine {{ $labels.exported_pod }} publishes no KV events; its cache is guessed from its prompts.",
-        means="Prefixes are matched by what the router sent: evictions and the prompts of others are not seen.",
-        look="`warmroute pods`, column matching: `no_events`, and the flag of the engine below the table.",
-        act='Start the engine with the flag and open its event port to the router, or set `kv_events: "off"` of the pod'
-        " if this is intended.",
+        summary="No KV events of engine {{ $labels.exported_pod }} arrive; its cache is guessed from its prompts.",
+        means="Prefixes are matched by what the router sent: evictions and the prompts of others are not seen. Causes,"
+        " in the order in which they are looked for: Redis does not answer (see WarmrouteIndexStale); the engine"
+        " publishes none, or does not say where; the publisher is missing, has stopped, or has another tokenizer; the"
+        " port of the events refuses connections.",
+        look="The reason below the table of `warmroute pods` is the cause, with the next step; the line at the top of"
+        " `/ui` and the log line `matching changed` say the same.",
+        act='Do what the reason says; `warmroute doctor` checks it. Set `kv_events: "off"` of the pod if this is'
+        " intended.",
     ),
     Alert(
         name="WarmrouteKvEventsIncomplete",

@@ -19,6 +19,7 @@ COMMANDS = {
     "simulate": ("router.cli.simulate:simulate_command", "Compare policies on a simulated fleet."),
     "compare": ("router.cli.compare:compare_command", "Does it pay on recorded traffic? Simulate policies on it."),
     "plan": ("router.cli.simulate:plan_command", "Estimate how many pods a load needs for an SLO."),
+    "doctor": ("router.cli.doctor:doctor_command", "Check each part of a deployment; say what to do."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),
     "pods": ("router.cli.pods_command:pods_command", "List, add, remove, drain and undrain a running router's pods."),
@@ -28,15 +29,15 @@ COMMANDS = {
 }
 GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
-    "index": ("router.cli.index:index_app", "Inspect the cluster index."),
     "receipts": ("router.cli.receipts_command:receipts_app", "Sum up files of receipts by hour, class and pod."),
     "tenants": ("router.cli.tenants:tenants_app", "Make API keys of tenants."),
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
 REMOVED = {
     "index lookup": "`warmroute preview` shows how many tokens of a prompt each pod has",
-    "index stats": "use `warmroute index holders`, and `INFO memory` of the Redis",
-    "index verify": "`warmroute index holders` lists holders whose events were lost",
+    "index stats": "use `warmroute doctor`, and `INFO memory` of the Redis",
+    "index verify": "`warmroute doctor` lists publishers whose events were lost",
+    "index holders": "`warmroute doctor` lists publishers with their blocks and age",
     "policy simulate": "use `warmroute simulate --policies`, which takes names and files",
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }

@@ -40,7 +40,7 @@ class AdminClient:
         """The decoded answer. `body` is sent as JSON; bytes are sent as they are."""
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         try:
-            with self._open() as client:
+            with self.open() as client:
                 answer = client.request(method, path, content=content)
             if not answer.is_success:
                 fail(f"{self.url} answered {answer.status_code}: {_message(answer)}")
@@ -50,7 +50,7 @@ class AdminClient:
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
             fail(f"{self.url}: {str(error) or type(error).__name__}")
 
-    def _open(self) -> httpx.Client:
+    def open(self) -> httpx.Client:
         path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
         token = _token(self.bearer_file)
         return httpx.Client(

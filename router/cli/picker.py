@@ -49,7 +49,7 @@ def picker_command(options: PickerOptions) -> None:
     try:
         import grpc  # noqa: F401, because the extra may be missing
     except ImportError:
-        raise ConfigError("`warmroute picker` needs grpcio: pip install 'warmroute[picker]'") from None
+        raise ConfigError("`warmroute picker` needs grpcio: run `pip install '.[picker]'` in the clone") from None
     config = _with_overrides(load_router(options.config), options)
     configure_logging(config.log.format, config.log.level)
     _run(config, options)

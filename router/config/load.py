@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from router.addresses import split_url
 from router.config.environment import with_environment
-from router.config.mistakes import UNSHOWN, explain_mistakes, place_in_data, unshown, yaml_mistake
+from router.config.mistakes import FILE_SUFFIXES, UNSHOWN, explain_mistakes, place_in_data, unshown, yaml_mistake
 from router.errors import ConfigError
 
 
@@ -116,9 +116,10 @@ def read_named(key: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        exists = isinstance(error, PermissionError | IsADirectoryError)
-        named = path if exists else f"a file (its name: {unshown(Path(path).name)})"
-        raise ConfigError(f"{key}: cannot read {named}: {getattr(error, 'strerror', error)}") from None
+        is_file = isinstance(error, PermissionError | IsADirectoryError) or path.endswith(FILE_SUFFIXES)
+        named = path if is_file else f"a file (its name: {unshown(Path(path).name)})"
+        hint = "" if is_file else "; name a file with the value, not the value itself"
+        raise ConfigError(f"{key}: cannot read {named}: {getattr(error, 'strerror', error)}{hint}") from None
 
 
 def read_document(path: Path) -> Document:

@@ -56,7 +56,7 @@ class Log(Strict):
 
 
 class TracingConfig(Strict):
-    """OpenTelemetry traces of requests, exported over OTLP (HTTP, protobuf). Needs `warmroute[otel]`."""
+    """OpenTelemetry traces of requests, exported over OTLP (HTTP, protobuf). Needs the extra `otel`."""
 
     enabled: bool = False
     endpoint: HttpUrl | None = None

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 UNSHOWN = "values of this type are not shown"
 """Metadata of a type whose invalid values may contain a secret."""
 _SECRET = (SecretStr, SecretBytes, Secret)
+FILE_SUFFIXES = (".txt", ".key", ".pem", ".crt", ".token", ".secret", ".env", ".json", ".yaml", ".yml")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _SCALARS = (str, int, float, bool, type(None))
 _MESSAGES = {
@@ -119,7 +120,7 @@ def _explained(model: type[BaseModel], keys: Location, problems: Sequence[ErrorD
     """The key and what is wrong with it: of a union, what each of its types requires."""
     first, location = problems[0], problems[0]["loc"]
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return _unknown_key(model, location, keys)
+        return _unknown_key(model, location, keys, first["input"])
     messages = dict.fromkeys(_message(problem) for problem in problems)
     secret = any(_is_near_secret(model, problem["loc"]) for problem in problems)
     dotted = ".".join(map(str, keys)) or "(top level)"
@@ -200,6 +201,11 @@ def _got(value: object, *, secret: bool) -> str:
     return f" (got {text if len(text) <= 60 else f'{text[:57]}...'})"
 
 
+def is_file_name(text: str) -> bool:
+    """Whether it looks like one, and not like a secret."""
+    return text.startswith("/") or text.endswith(FILE_SUFFIXES)
+
+
 def unshown(text: str) -> str:
     """What messages say in place of text that may be a secret."""
     return f"text of {len(text)} characters, not shown because it may contain a secret"
@@ -228,13 +234,16 @@ def _similar(problems: Iterable[ErrorDetails]) -> str:
     return ""
 
 
-def _unknown_key(model: type[BaseModel], location: Location, keys: Location) -> str:
+def _unknown_key(model: type[BaseModel], location: Location, keys: Location, value: object) -> str:
     """Names the key, unless it may be a piece of a secret."""
     owner, key = _model_at(model, location[:-1]), str(location[-1])
     fields = _fields(owner) if owner else {}
     if owner and (instead := REMOVED_KEYS.get(f"{owner.__name__}.{key}")):
         return f"{'.'.join(map(str, keys))}: was removed; {instead}"
-    near = nearest(key, fields)
+    of_files = [name for name in fields if name.endswith("_file")] if is_file_name(str(value)) else []
+    near = nearest(key, of_files or fields)
+    if of_files and not near:
+        return f"{'.'.join(map(str, keys[:-1]))}: unknown key; a file is named by {' or '.join(of_files)}"
     secret_near = len(location) > 1 and _is_near_secret(model, location)
     named = key if _KEY.fullmatch(key) and (near or not secret_near) else "..."
     known = f"; valid keys: {', '.join(sorted(fields))}" if fields else ""

@@ -13,7 +13,7 @@ from functools import cache, partial
 from math import inf
 
 from router.config.load import read_named
-from router.config.mistakes import unshown
+from router.config.mistakes import is_file_name, unshown
 from router.config.reloaded import Reloaded
 from router.errors import ConfigError
 
@@ -58,9 +58,8 @@ def read_key_variable(name: str) -> str:
     """The key in the environment variable. Raises `ConfigError`."""
     key = os.environ.get(name, "").strip()
     if not key:
-        raise ConfigError(
-            f"auth.bearer_env: this environment variable is not set ({unshown(name)}); name one with the pod's API key"
-        )
+        step = "a file is named by bearer_file" if is_file_name(name) else "name one with the pod's API key"
+        raise ConfigError(f"auth.bearer_env: this environment variable is not set ({unshown(name)}); {step}")
     if not _KEY.fullmatch(key):
         raise ConfigError(f"auth.bearer_env: the environment variable {name} must hold one key, without spaces")
     return key

@@ -153,6 +153,13 @@ class PodConfig(PodSettings):
     advertised_url: HttpUrl | None = None
     """For `warmroute publish`: the pod's URL in the routers' configuration, if different."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_a_bare_address(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError("must be a mapping; write `- url: http://HOST:PORT`")
+        return value
+
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of its pods: one per data-parallel rank, `id#rank` if there are several. The default id is host, port

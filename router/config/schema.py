@@ -51,7 +51,7 @@ class ModelConfig(Strict):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     chat_format: Literal["template", "harmony"] = "template"
     """How pods render chats: by the chat template, or in the Harmony format, as vLLM does for gpt-oss. The latter needs
-    the package oss-harmony (`pip install 'warmroute[harmony]'`)."""
+    the package oss-harmony (the extra `harmony`)."""
     harmony_date: Annotated[str, Field(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""
     """VLLM_SYSTEM_START_DATE of the pods, as YYYY-MM-DD. Empty: today, in the time zone of this machine."""
     fast_tokenizer: bool = True

@@ -34,7 +34,7 @@ from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, SloKey, Tenant, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
-from router.config.mistakes import UNSHOWN, nearest
+from router.config.mistakes import UNSHOWN, is_file_name, nearest
 from router.config.reloaded import stamp_of, stamps_of
 from router.errors import ConfigError
 
@@ -144,7 +144,7 @@ class TenantList(Strict):
     """Files with more keys: lines `TENANT DIGEST [until DATE]`, where `#` begins a comment. 100,000 keys are read in
     less than a second, in YAML they would take minutes."""
     oidc: tuple[OidcEntry, ...] = ()
-    """Identity providers (OpenID Connect) whose tokens are accepted as keys. Needs `warmroute[oidc]`."""
+    """Identity providers (OpenID Connect) whose tokens are accepted as keys. Needs the extra `oidc`."""
 
     @field_validator("version")
     @classmethod
@@ -208,7 +208,7 @@ class _KeyReader:
                 wrong(["issuer"], "duplicate issuer; each is listed once")
             found[entry.issuer] = entry.build(self._by_name, wrong)
         if entries and not all(map(find_spec, ("jwt", "cryptography"))):
-            self._wrong(f"{document.path}: oidc needs PyJWT: pip install 'warmroute[oidc]'")
+            self._wrong(f"{document.path}: oidc needs PyJWT: run `pip install '.[oidc]'` in the clone")
         return found
 
     def read_lines(self, path: Path) -> None:
@@ -227,7 +227,8 @@ class _KeyReader:
     def _add(self, where: str, tenant: str, text: str) -> None:
         found = _LINE.fullmatch(text)
         if found is None:
-            self._wrong(f"{where}{_FORM} (the value is not shown, because it may contain a secret)")
+            file = "; a file of keys is named under `key_files`" if is_file_name(text) else ""
+            self._wrong(f"{where}{_FORM} (the value is not shown, because it may contain a secret){file}")
             return
         digest, until = bytes.fromhex(found["digest"]), found["until"] or ""
         grant = self._kept.get((tenant, until)) or self._new_grant(where, tenant, until)

@@ -73,6 +73,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     capacity_tokens: int | None = None
     kv_events: KvEventSource | None = None
     """None where it publishes none, or where the pod's rank is ambiguous."""
+    no_events: str = ""
+    """Why there are none, and what to do; empty where the engine has none that the router reads."""
 
 
 class _ModelMeta(msgspec.Struct):
@@ -166,6 +168,17 @@ class EngineAdapter:
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
         return parse_models(responses.get(MODELS_PATH, b""), pod.allowed_models)
+
+    def without_events(self, path: str, responses: Responses) -> str:
+        """Why a pod has no source of KV events, which it would name at `path`, and what to do."""
+        if b'"zmq"' in responses.get(path, b""):
+            return "they have no TCP address for this rank; let `endpoint` of the engine's --kv-events-config be tcp://*:PORT"
+        if responses.get(path, b"")[:1] == b"{":
+            return f"the engine publishes none; start it with {self.kv_events_flag}"
+        if_none = f"if it publishes none, start it with {self.kv_events_flag}"
+        return (
+            f"the engine does not answer {path}, as vLLM before 0.31; name their address in pods[].kv_events; {if_none}"
+        )
 
     def parse_load(self, metrics: bytes, dp_rank: int | None, now_s: float) -> PodLoad | None:
         """Running, waiting and KV usage of one rank; for None, requests summed and usage averaged over all ranks."""

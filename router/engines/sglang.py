@@ -78,7 +78,7 @@ class Sglang(EngineAdapter):
         facts = super().describe(responses, pod)
         info = decode(responses.get(_INFO_PATH, b""), _ServerInfo)
         if facts is None or info is None:
-            return facts
+            return facts and replace(facts, no_events=self.without_events(_INFO_PATH, responses))
         ranks = info.dp_size if pod.dp_rank is None else 1
         own_block = known_size(info.kv_events.block_size if info.kv_events else None, MAX_BLOCK_TOKENS)
         return replace(
@@ -86,7 +86,8 @@ class Sglang(EngineAdapter):
             dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
             block_size_tokens=own_block or known_size(info.page_size, MAX_BLOCK_TOKENS),
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
-            kv_events=_kv_events(info, pod),
+            kv_events=(events := _kv_events(info, pod)),
+            no_events="" if events else self.without_events(_INFO_PATH, responses),
         )
 
 

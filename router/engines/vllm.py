@@ -100,7 +100,8 @@ class Vllm(EngineAdapter):
             version=release.version if release else "",
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
-            kv_events=_kv_events(responses.get(_KV_PATH, b""), pod),
+            kv_events=(events := _kv_events(responses.get(_KV_PATH, b""), pod)),
+            no_events="" if events else self.without_events(_KV_PATH, responses),
         )
 
     def pause_reason(self, said: bytes) -> str:

@@ -21,13 +21,13 @@ log = structlog.get_logger()
 
 class Backoff:
     """The state of one retry loop. `what` names the calls in the log, and `nodes` the addresses of Redis; `failures`
-    counts those since the last success.
+    counts those since the last success, and `error` is the last of them.
     The log gets one line when Redis becomes unavailable and one when it is available again."""
 
     def __init__(self, what: str, nodes: str = "") -> None:
         self._what = what
         self._nodes = nodes
-        self.failures = 0
+        self.failures, self.error = 0, ""
 
     async def attempt(self, call: Callable[[], Awaitable[None]]) -> bool:
         """Await `call`. After a failure waits for the backoff and returns False."""
@@ -35,12 +35,13 @@ class Backoff:
             await call()
         except (RedisError, OSError) as error:
             raise_if_cancelled()
+            self.error = redis_error_text(error)
             if not self.failures:
                 log.warning(
                     "Redis unavailable",
                     call=self._what,
                     redis=self._nodes,
-                    error=redis_error_text(error),
+                    error=self.error,
                     hint="check that it runs, and index.redis; this process continues and tries again",
                 )
             self.failures += 1
@@ -50,5 +51,5 @@ class Backoff:
         raise_if_cancelled()
         if self.failures:
             log.info("Redis available again", call=self._what, failures=self.failures)
-        self.failures = 0
+        self.failures, self.error = 0, ""
         return True

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from router.engines.adapter import cached_token_count
-from router.errors import UpstreamError
+from router.errors import UpstreamError, UpstreamTimeout
 from router.feeds.pod_problems import Post
 from router.feeds.self_test import SelfTestTiming
 from router.feeds.supervise import each_pod, pause
@@ -51,8 +51,9 @@ class HitTestFeed:
         while True:
             status = self.fleet.status(pod_id)
             if status is not None and status.pod.epoch != tested and self.may_test(status):
-                failed += 1
-                if await self.test(status.pod, is_last=failed == MAX_TESTS):
+                is_done = await self.test(status.pod, is_last=failed + 1 == MAX_TESTS)
+                failed += is_done is not None
+                if is_done:
                     tested, failed = status.pod.epoch, 0
             await pause(changed, self.timing.retest_s)
 
@@ -64,8 +65,8 @@ class HitTestFeed:
         is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
         return is_trusted and is_idle and self.publishes_events(status.pod.id)
 
-    async def test(self, pod: Pod, *, is_last: bool = True) -> bool:
-        """Test a pod whose rule is announced. False if the test should be repeated."""
+    async def test(self, pod: Pod, *, is_last: bool = True) -> bool | None:
+        """Test a pod whose rule is announced. False if the test should be repeated; None: because it was too busy."""
         rule = self.store.announced_rule(pod.id)
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
@@ -73,8 +74,8 @@ class HitTestFeed:
         sent = list(_tokens_of(prompts))
         try:
             answers = await self._answers(pod, sent)
-        except UpstreamError:
-            return is_last
+        except UpstreamError as error:
+            return None if isinstance(error, UpstreamTimeout) else is_last
         if answers is None:
             return True
         explaining = await asyncio.to_thread(explaining_habits, rule, prompts, answers)

@@ -51,8 +51,10 @@ class IndexFeed:
         self._backoff = Backoff("generations", reader.nodes)
 
     @property
-    def failing(self) -> bool:
-        return self._backoff.failures > 0
+    def error(self) -> str:
+        """That of the last reads; empty if they succeeded."""
+        errors = (each.error for each in (self._backoff, *(log.backoff for log in self._logs.values())))
+        return next(filter(None, errors), "")
 
     @property
     def holders_read(self) -> int:

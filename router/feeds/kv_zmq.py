@@ -21,7 +21,7 @@ import structlog
 
 from router.engines.adapter import KvEventSource
 from router.feeds.supervise import cancel_all, loop_time_s, supervise
-from router.feeds.zmtp import LOST, ZmqLink, connected, subscribe
+from router.feeds.zmtp import LOST, Report, ZmqLink, connected, subscribe
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
@@ -41,6 +41,7 @@ MIN_BLOCKS, MAX_BLOCKS, TIERS_FACTOR = 1 << 16, 1 << 20, 16
 """Blocks of one pod in memory: as many times its own capacity, because it has other tiers."""
 EXCESS_PAUSE_S = 60.0
 
+CHECK_ENDPOINT = "check that the engine publishes there, and that no firewall or network policy blocks the port"
 END_OF_REPLAY = b"\xff" * 8
 """Sequence number -1, which terminates a replay."""
 
@@ -84,9 +85,9 @@ class KvFeed:
         """Events of the last message, so far."""
         self.undecodable = 0
 
-    async def run(self) -> None:
+    async def run(self, report: Report = lambda _: None) -> None:
         """Follow the stream until cancelled. Raises `OutOfBounds`, alone or in a group."""
-        await subscribe(self._source.endpoint, MESSAGE, self._follow)
+        await subscribe(self._source.endpoint, MESSAGE, self._follow, report)
 
     async def _follow(self, link: ZmqLink) -> None:
         """Replay after each connection, because messages may have been missed before, then receive."""
@@ -252,11 +253,14 @@ class KvStreams:
     _tasks: dict[PodId, asyncio.Task[None]] = field(default_factory=dict)
     _followed: dict[PodId, tuple[Pod, Generation]] = field(default_factory=dict)
     _complete: dict[PodId, bool] = field(default_factory=dict)
+    problems: dict[PodId, str] = field(default_factory=dict)
+    """Why the KV events of a pod do not arrive, and what to do; empty unless that is known."""
 
-    def follow(self, pod: Pod, generation: Generation, source: KvEventSource | None) -> None:
-        """Add `pod` with an empty cache and, with a source, follow its events."""
+    def follow(self, pod: Pod, generation: Generation, source: KvEventSource | None, without: str = "") -> None:
+        """Add `pod` with an empty cache and, with a source, follow its events. `without`: why there is none."""
         self.leave(pod.id)
         self._followed[pod.id] = pod, generation
+        self.problems[pod.id] = "" if source else without
         self.store.add_holder(pod, generation)
         if source is not None:
             stream = partial(self._stream, pod.id, source)
@@ -265,7 +269,7 @@ class KvStreams:
     async def _stream(self, pod: PodId, source: KvEventSource) -> None:
         while True:
             try:
-                await KvFeed(pod, source, self).run()
+                await KvFeed(pod, source, self).run(partial(self._report, pod, source.endpoint))
             except* OutOfBounds as errors:
                 self._refuse(pod, str(errors.exceptions[0]))
             await asyncio.sleep(EXCESS_PAUSE_S)
@@ -277,8 +281,12 @@ class KvStreams:
         self.stream_state(pod, complete=False)
         self.on_excess(pod, reason, time.monotonic())
 
+    def _report(self, pod: PodId, endpoint: str, error: str) -> None:
+        self.problems[pod] = error and f"{endpoint}: {error}; {CHECK_ENDPOINT}"
+
     def leave(self, pod: PodId) -> None:
         self._followed.pop(pod, None)
+        self.problems.pop(pod, None)
         self._complete.pop(pod, None)
         task = self._tasks.pop(pod, None)
         if task is not None:
@@ -291,7 +299,8 @@ class KvStreams:
         """State for display: none, connecting, complete or incomplete."""
         if pod not in self._tasks:
             return "none"
-        return {None: "connecting", True: "complete", False: "incomplete"}[self._complete.get(pod)]
+        state = None if self.problems.get(pod) else self._complete.get(pod)
+        return {None: "connecting", True: "complete", False: "incomplete"}[state]
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())

@@ -48,12 +48,6 @@ Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[Promp
 Advice: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], str]
 """(model, the router's tokens of a probe, the engine's) to the cause of a difference and what to do; "" if unknown."""
 
-_EVENTS = {
-    PrefixTrust.TRUSTED: "self-test passed",
-    PrefixTrust.MISMATCH: "self-test failed; prefix matching disabled for this pod",
-    PrefixTrust.UNTESTED: "self-test inconclusive; prefix matching disabled for this pod",
-}
-
 _NOT_TRUSTED = "conversion not trusted; requests to this endpoint are routed by load"
 _WARNINGS = {Endpoint.CHAT: "chats with tools are matched up to the first difference only"}
 
@@ -112,17 +106,21 @@ def expected_blocks(prompt: PromptPrefix, engine_block_tokens: int | None) -> in
     return prompt.token_count // block * block // prompt.block_size_tokens
 
 
-def compare_hashes(tokens: ParityReport, known_blocks: int, expected: int, rejected: str) -> ParityReport:
-    """Add the result of the pod's KV events. `rejected`: why the index rejects its events, or ""."""
+def compare_hashes(
+    tokens: ParityReport, known_blocks: int, expected: int, rejected: str, new_blocks: int = 0
+) -> ParityReport:
+    """Add the result of the pod's KV events. `rejected`: why the index rejects its events, or "". `new_blocks`: how
+    many came since the probe was sent. None, or more than it has, prove nothing: its own may be late."""
     if rejected:
         return ParityReport(tokens.tokens, Parity.MISMATCH, rejected)
     if known_blocks >= expected:
         return ParityReport(tokens.tokens, Parity.OK, f"{tokens.reason}; {expected} announced blocks are equal")
-    if known_blocks == 0:
-        why = "no block of the probe was announced in time; check that the router can reach the pod's KV event endpoint"
-    else:
-        why = f"only {known_blocks} of {expected} blocks of the probe were announced in time with equal hashes"
-    return ParityReport(tokens.tokens, Parity.MISMATCH, f"{tokens.reason}; {why}")
+    if 0 < new_blocks <= expected:
+        why = f"KV events came, but only {known_blocks} of {expected} blocks of the probe have equal hashes"
+        return ParityReport(tokens.tokens, Parity.MISMATCH, f"{tokens.reason}; {why}. {_TOKENS_ADVICE}")
+    late = "the pod is busy" if new_blocks > 0 else "none came: check that the engine's prefix caching is on"
+    why = f"{known_blocks} of {expected} blocks of the probe came by KV events in time; {late}. It is tested again"
+    return ParityReport(tokens.tokens, Parity.UNKNOWN, f"{tokens.reason}; {why}")
 
 
 _TOKENS_ADVICE = "Configure the tokenizer and chat template that the engine uses (`models` in the configuration)."
@@ -239,13 +237,9 @@ class ParityFeed:
         now = self.fleet.same_epoch(pod)
         if now is None:
             return
-        is_new = (report.trust, report.reason) != (now.pod.trust, self.fleet.trust_reason(pod.id))
         self.fleet.trust(pod.id, report.trust, report.reason)
-        if is_new:
-            log_line = log.info if report.trust is PrefixTrust.TRUSTED else log.warning
-            log_line(
-                _EVENTS[report.trust], pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason
-            )
+        if report.trust is PrefixTrust.TRUSTED:
+            log.info("self-test passed", pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason)
 
     async def test(self, pod: Pod) -> ParityReport:
         """Run one self-test: one short prompt and one output token."""
@@ -263,6 +257,7 @@ class ParityFeed:
 
     async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
         """Send a probe, and compare the pod's tokens and blocks with the router's prefix of it."""
+        before_blocks = self.store.size_blocks(pod.id)
         try:
             answer = await self._send(pod, probe)
         except UpstreamError as error:
@@ -276,9 +271,10 @@ class ParityFeed:
             return replace(report, hashes=Parity.NO_EVENTS)
         expected = expected_blocks(prompt, pod.block_size_tokens)
         known_blocks = await self._announced(pod.id, prompt, expected)
-        if pod.id in self.store.estimated:
+        if pod.id in self.store.estimated or not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
-        return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id))
+        new_blocks = self.store.size_blocks(pod.id) - before_blocks
+        return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id), new_blocks)
 
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can tokenize."""
@@ -314,8 +310,9 @@ class ParityFeed:
         try:
             async with asyncio.timeout(self.timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
-                while not self.store.rejected_reason(pod_id) and pod_id not in self.store.estimated:
-                    if self.store.full_and_hit(pod_id, prompt)[0] >= expected:
+                while self.publishes_events(pod_id) and not self.store.rejected_reason(pod_id):
+                    found = self.store.full_and_hit(pod_id, prompt)[0]
+                    if found >= expected or pod_id in self.store.estimated:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:

@@ -25,6 +25,8 @@ LOST = (OSError, EOFError)
 """Errors of a connection that ended, was refused, or whose peer speaks another protocol."""
 
 Follow: TypeAlias = Callable[["ZmqLink"], Awaitable[None]]
+Report: TypeAlias = Callable[[str], None]
+"""Called with why there is no connection, and with "" once there is one."""
 
 _GREETING = (b"\xff" + bytes(8) + b"\x7f\x03\x00NULL").ljust(64, b"\0")
 _MORE, _LONG, _COMMAND = 1, 2, 4
@@ -122,16 +124,20 @@ def _listened(endpoint: str) -> HostPort:
     return read_address(endpoint.removeprefix("tcp://").replace("*", "0.0.0.0"))
 
 
-async def subscribe(endpoint: str, bound: Bound, follow: Follow) -> None:
+async def subscribe(endpoint: str, bound: Bound, follow: Follow, report: Report = lambda _: None) -> None:
     """Run `follow` with each connection to a publisher. Raises `OutOfBounds`, alone or in a group."""
     if binds(endpoint):
         await _accept(endpoint, bound, follow)
     failures = 0
     while True:
-        with suppress(*LOST):
+        try:
             async with connected(endpoint, b"SUB", bound) as link:
                 failures = 0
+                report("")
                 await follow(link)
+        except LOST as error:
+            if failures:  # the first one may be between two publishers
+                report(getattr(error, "strerror", None) or str(error) or "no response")
         failures += 1
         await asyncio.sleep(retry_pause_s(failures, FIRST_PAUSE_S, MAX_PAUSE_S))
 

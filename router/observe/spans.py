@@ -2,7 +2,7 @@
 
 One span for the request, one for each of its phases, and one for each request to a pod; their attributes follow
 OpenTelemetry's conventions for generative AI. They are built once, after the request has ended. No attribute has a
-prompt, a response or another text of a client. Imported only if tracing is on: the SDK is in `warmroute[otel]`.
+prompt, a response or another text of a client. Imported only if tracing is on: the SDK is in the extra `otel`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from router.endpoints import endpoint_of
 from router.observe.ended import EndedRequest
 from router.observe.log import line_of
 from router.observe.receipts import CLIENT_GONE
-from router.observe.tracing import Leg, RequestTrace, new_span_id
+from router.observe.tracing import Leg, RequestTrace, collector_hint, new_span_id
 from router.types import PodId
 
 BATCH_SPANS = 64
@@ -188,6 +188,7 @@ class SpanExport:
 
     def __init__(self, endpoint: str | None) -> None:
         self._exporter = _Exporter(f"{endpoint}/v1/traces" if endpoint else None)
+        self.endpoint = self._exporter._endpoint
         self._processor = BatchSpanProcessor(self._exporter, max_export_batch_size=BATCH_SPANS)
         defaults = {"service.name": "warmroute", "service.version": __version__}
         self._resource = Resource.create(defaults).merge(OTELResourceDetector().detect())
@@ -228,7 +229,8 @@ class _Exporter(OTLPSpanExporter):
         if result is not SpanExportResult.SUCCESS:
             self._lost += len(spans)
             if not self._is_failing:
-                log.warning("traces cannot be exported", endpoint=self._endpoint)
+                hint = collector_hint(self._endpoint)
+                log.warning("traces cannot be exported", endpoint=self._endpoint, hint=hint)
             self._is_failing = True
         elif self._is_failing:
             log.info("traces are exported again", lost_spans=self._lost)

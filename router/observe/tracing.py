@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from router.addresses import split_url
 from router.observe.ended import EndedRequest
 from router.phases import Phases
 from router.types import PodId
@@ -40,8 +41,20 @@ class Leg(msgspec.Struct, eq=False):
     """Only for a prefill, which ends before the client's response."""
 
 
+GRPC_PORT = 4317
+
+
+def collector_hint(endpoint: str) -> str:
+    """What to do where a collector at this URL does not accept spans."""
+    if split_url(endpoint).port == GRPC_PORT:
+        return f"{GRPC_PORT} is its port of gRPC, and spans are sent by HTTP: name that port, usually 4318"
+    return "check tracing.endpoint, and that it receives OTLP over HTTP there"
+
+
 class SpanSink(Protocol):
     """Where recorded requests go."""
+
+    endpoint: str
 
     def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
         """Export the spans of a request later; does not wait."""

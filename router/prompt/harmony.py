@@ -50,7 +50,9 @@ class Harmony:
         try:
             import openai_harmony
         except ImportError as error:
-            raise ConfigError("`chat_format: harmony` needs oss-harmony: pip install 'warmroute[harmony]'") from error
+            raise ConfigError(
+                "`chat_format: harmony` needs oss-harmony: run `pip install '.[harmony]'` in the clone"
+            ) from error
         self._today = today
         self._library: Any = openai_harmony
         self._encoding = openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)

@@ -113,7 +113,8 @@ class RequestReader:
         if found is None or not tenant.may_use(*found):
             usable = sorted(self._usable(tenant))
             known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
-            raise UnknownModel(f"The model `{model}` does not exist.{known}", param="model")
+            add = "To add one, start a pod that serves it under this name."
+            raise UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
         return found
 
     def _usable(self, tenant: Tenant) -> list[str]:

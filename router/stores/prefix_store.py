@@ -302,6 +302,10 @@ class ReplicaStore(LocalStore):
         hashes, tokens = hashes_ahead(prefix, prefix.hashes, known.facts.ahead_tokens), len(prefix.tokens)
         return max(own, self.index.masks.full_and_hit(known.name, hashes, (tokens, prefix.block_size_tokens)))
 
+    def size_blocks(self, pod: PodId) -> int:
+        known = self.index.holders.publisher_of(pod)
+        return super().size_blocks(pod) + (self.index.masks.held(known.name) if known else 0)
+
     def is_published(self, pod: PodId, now_s: float) -> bool:
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None

@@ -159,7 +159,7 @@ class Agent:
             return
         source = self._membership.kv_events_of(pod, facts.kv_events)
         if source is None:
-            log.warning("pod publishes no KV events", pod=pod.id, hint="enable KV events in the engine, see README")
+            log.warning("pod publishes no KV events", pod=pod.id, reason=facts.no_events)
             return
         described = self.fleet.status(pod.id)
         self._streams.follow(described.pod if described else pod, self.publisher.generations[model], source)

@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from router.config.index_schema import RedisIndex, RedisTls
@@ -28,10 +28,14 @@ from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
 from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows
-from router.types import Generation
+from router.types import Generation, Pod
 
 CALIBRATION_TTL_S = 7 * 24 * 3600.0
 """Calibration is kept this long after it was last written."""
+_NO_PUBLISHER = (
+    "no publisher with this pod's URL is in Redis: it is missing or has stopped; run `warmroute publish` for it, with"
+    " `--advertise` if it knows the pod by another URL"
+)
 
 
 def redis_address(config: RedisIndex) -> RedisAddress:
@@ -75,6 +79,8 @@ class ReadableGenerations:
 
     def __init__(self, ours: Mapping[str, Generation]) -> None:
         self._ours = ours
+        self.differing: dict[str, str] = {}
+        """By model, how its publisher differs."""
         self._logged = LoggedOnce()
 
     def __call__(self, generation: Generation) -> bool:
@@ -83,6 +89,7 @@ class ReadableGenerations:
             return False
         expected, found = (f"{one.tokenizer}, blocks of {one.block_size_tokens}" for one in (ours, generation))
         if expected != found:
+            self.differing[generation.model] = f"its publisher has {found}, and this router {expected}"
             event = "ignoring publisher: tokenizer or block size differs"
             self._logged.warn(event, model=generation.model, router=expected, publisher=found)
         return expected == found
@@ -91,7 +98,8 @@ class ReadableGenerations:
 class ClusterMember:
     """A router's connection to the cluster. `wanted`: whether to read a generation."""
 
-    def __init__(self, config: RedisIndex, wanted: Callable[[Generation], bool], drains: Drains) -> None:
+    def __init__(self, config: RedisIndex, wanted: ReadableGenerations, drains: Drains) -> None:
+        self._differing = wanted.differing
         keys = self._keys = Keys(config.namespace)
         address = redis_address(config)
         self._connection = RedisConnection(address, timeout_s=config.timeout_s)
@@ -122,7 +130,16 @@ class ClusterMember:
 
     @property
     def is_away(self) -> bool:
-        return self._feed.failing
+        return bool(self._feed.error)
+
+    def no_events_reason(self, pod: Pod, of_engine: str) -> str:
+        """Why the index does not get a pod's KV events: the first known cause, and what to do. `of_engine`: why the
+        pod does not name them."""
+        if self._feed.error:
+            return f"Redis at {self.nodes} does not answer ({self._feed.error}); check that it runs, and index.redis"
+        if different := next(filter(None, map(self._differing.get, pod.models)), ""):
+            return f"{different}; give both the same `models`"
+        return of_engine or _NO_PUBLISHER
 
     @property
     def feeds(self) -> Feeds:

@@ -16,6 +16,7 @@ from router.engines.forwarded_paths import api_end
 from router.errors import ConfigError
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
+from router.wiring.cluster_member import redis_address
 from router.wiring.prompts import harmony
 from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer
 
@@ -39,6 +40,9 @@ def check_router(path: Path, policies: Path, *, offline: bool, files: bool = Tru
         place = model.tokenizer
         if place and place != ENGINE_TOKENIZER and not model.has_folders and (is_local(place) or not offline):
             _check_prompts(mistakes, number, model, place)
+    if config.index.redis:
+        with mistakes.at("index", "redis"):
+            redis_address(config.index.redis)
     _check_policies(mistakes, config, policies)
     mistakes.report()
     return config, PolicyFolder(policies, config.policy, load_classes(config.classes).names).read()

@@ -100,7 +100,8 @@ def build_tracing(config: TracingConfig) -> Tracing | None:
     try:
         from router.observe.spans import SpanExport
     except ImportError as error:
-        raise ConfigError(f"tracing.enabled needs OpenTelemetry: pip install 'warmroute[otel]' ({error})") from error
+        install = "run `pip install '.[otel]'` in the clone"
+        raise ConfigError(f"tracing.enabled needs OpenTelemetry: {install} ({error})") from error
     try:
         sink = SpanExport(config.endpoint)
     except ValueError as error:

@@ -19,6 +19,7 @@ from router.feeds.handoff_facts import HandoffFacts
 from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed
+from router.feeds.matching_log import MatchingLog
 from router.feeds.picture_learner import PictureLearner
 from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
@@ -105,6 +106,7 @@ class FleetParts:
         self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared_fits)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._remove_gone)
+        self.matching_log = MatchingLog(fleet, self.matching_of)
 
     def _join_cluster(self, drains: Drains) -> ClusterMember | None:
         if self._config.index.redis is None:
@@ -121,6 +123,7 @@ class FleetParts:
             **self.membership.feeds,
             "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
             "load": LoadFeed(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).run,
+            "matching log": self.matching_log.run,
             "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
@@ -150,7 +153,8 @@ class FleetParts:
 
     def publishes_events(self, pod_id: PodId) -> bool:
         """Whether the index receives the pod's KV events."""
-        return self.kv_streams.follows(pod_id) or self.store.is_published(pod_id, time.monotonic())
+        is_followed = self.kv_streams.follows(pod_id) and not self.kv_streams.problems.get(pod_id)
+        return is_followed or self.store.is_published(pod_id, time.monotonic())
 
     def matching_of(self, pod: Pod) -> tuple[Matching, str]:
         """How prompts are matched on a pod, and why not by its KV events."""
@@ -160,10 +164,18 @@ class FleetParts:
             return Matching.OFF, f"self-test {pod.trust.value}: {self.fleet.trust_reason(pod.id)}"
         if self.publishes_events(pod.id):
             return Matching.EVENTS, ""
-        flag, config = ENGINES[pod.engine].kv_events_flag, self.membership.config_of(pod)
-        if flag and not (config and config.kv_events == "off"):
-            return Matching.NO_EVENTS, f"no KV events: its cache is guessed from its prompts; start it with {flag}"
-        return Matching.PREDICTED, ""
+        why = self._no_events_reason(pod)
+        return (Matching.NO_EVENTS, f"no KV events: {why}") if why else (Matching.PREDICTED, "")
+
+    def _no_events_reason(self, pod: Pod) -> str:
+        """The first known cause, and what to do; empty where there should be none."""
+        config = self.membership.config_of(pod)
+        if config is not None and config.kv_events == "off":
+            return ""
+        own, has_flag = self.kv_streams.problems.get(pod.id, ""), ENGINES[pod.engine].kv_events_flag
+        if self.cluster is None or self.kv_streams.follows(pod.id) or not has_flag:
+            return own
+        return self.cluster.no_events_reason(pod, own)
 
     def senders(self) -> int:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
@@ -186,16 +198,10 @@ class FleetParts:
         self.membership.describe(pod, facts)
         self.membership.refresh_prior(pod)
         if generation is None:
-            log.warning(
-                "no tokenizer for the models of this pod; routing by load only",
-                pod=pod.id,
-                models=facts.models,
-                hint="add the model with its tokenizer under `models`, or set `unlisted_models: engine`",
-            )
             return
         described, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events
         source = self.membership.kv_events_of(pod, reported)
-        self.kv_streams.follow(described.pod if described else pod, generation, source)
+        self.kv_streams.follow(described.pod if described else pod, generation, source, facts.no_events)
         if not self._config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
             self.fleet.learn(pod.id, converts=frozenset(ENGINES[pod.engine].conversions), reads_pictures=True)

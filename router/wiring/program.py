@@ -25,6 +25,7 @@ from router.config.schema import RouterConfig
 from router.config.startup_files import StaleFile, StartupFiles
 from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import conversion_of, picture_identities
+from router.feeds.matching_log import untested
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
@@ -55,7 +56,7 @@ from router.request.decisions import Routing
 from router.request.inbound import HeaderList
 from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
-from router.types import Endpoint, InferenceRequest, PodId, PodState
+from router.types import Endpoint, InferenceRequest
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     continuation_rules,
@@ -319,20 +320,11 @@ async def wait_for_cluster(cluster: ClusterMember, fleet: Fleet, timeout_s: floa
 
     def complete() -> bool:
         is_read = cluster.loaded.is_set() and cluster.drains.is_tried
-        return is_read and not (self_test and _untested(fleet))
+        return is_read and not (self_test and untested(fleet))
 
     await wait_until(lambda: cluster.is_away or complete(), timeout_s)
     if not complete():
-        log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=_untested(fleet))
-
-
-def _untested(fleet: Fleet) -> list[PodId]:
-    return [
-        status.pod.id
-        for status in fleet.snapshot.pods
-        if status.state is PodState.JOINING
-        or (status.state is PodState.READY and not fleet.trust_reason(status.pod.id))
-    ]
+        log.warning("serving before startup is complete", index=cluster.loaded.is_set(), untested=untested(fleet))
 
 
 def _fleet_lookups(fleet: Fleet) -> FleetLookups:

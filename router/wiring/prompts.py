@@ -197,7 +197,10 @@ class Prompts:
         """Why the chats of a model that a pod serves are routed by load only; "" if they are not."""
         reader = self.readers.get(model)
         if reader is None:
-            return "no tokenizer is configured for the model"
+            return (
+                "no tokenizer is configured for the model; add it with its `tokenizer` under `models`, or set"
+                " `unlisted_models: engine`"
+            )
         if isinstance(reader, LocalPromptReader) and not reader.fingerprinter.renders_chats:
             return "its tokenizer has no chat template; set `chat_template` to the engine's"
         return ""

@@ -58,6 +58,13 @@ def checked(typed: Typed, folder: Path, text: str, *options: str) -> list[str]:
             "3: pods.0.auth.bearer_file",
             "cannot read a file (its name: text of 4 characters",
         ),
+        ("pods: ['a:1']\n", "1: pods.0", "must be a mapping; write `- url: http://HOST:PORT`"),
+        (POD + "  auth: {bearer_file: keys.txt}\n", "3: pods.0.auth.bearer_file", "/keys.txt: No such file"),
+        (POD + "  auth: {bearer_file: sk-abc}\n", "3: pods.0.auth.bearer_file", "name a file with the value, not the"),
+        (POD + "  auth: {api_key: keys.txt}\n", "3: pods.0.auth", "unknown key; a file is named by bearer_file"),
+        (POD + "  auth: {bearer_env: /run/key}\n", "3: pods.0.auth.bearer_env", "; a file is named by bearer_file"),
+        (REDIS + "    password: /etc/password\n", "4: index.redis.password", "did you mean 'password_file'?"),
+        (REDIS + "    password_file: hunter2\n", "2: index.redis", "the file that is named cannot be read"),
         (REDIS + "    mode: sentinl\n", "4: index.redis.mode", "did you mean 'sentinel'?"),
         (
             REDIS + "    tls: {ca_file: none}\n",

@@ -41,8 +41,8 @@ def test_pods_of_discovery_are_said_to_be_unchecked(typed: Typed, tmp_path: Path
     """`0 pods` alone would look like a mistake."""
     path = tmp_path / "router.yaml"
     path.write_text("discovery: {dns: {name: pods.example.com, port: 8000}}\n")
-    ended = typed("config", "check", path, "--probe")
-    assert ended.code == 0 and "note: the pods of `discovery` are looked up by `serve` only" in ended.out
+    ended = typed("config", "check", path)
+    assert ended.code == 0 and "note: the pods of `discovery` are not looked up; `--probe` does." in ended.out
 
 
 def test_a_model_without_cost_is_noted(typed: Typed, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ oidc:
 def test_without_the_extra_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the file is read, not when the first token comes."""
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(ConfigError, match=r"warmroute\[oidc\]"):
+    with pytest.raises(ConfigError, match=r"`pip install '\.\[oidc\]'` in the clone"):
         written(tmp_path, PROVIDER).read()
 
 

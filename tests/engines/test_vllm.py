@@ -135,6 +135,24 @@ def test_ambiguous_or_disabled_events_are_none(sources: dict[str, Any], dp_rank:
     assert kv_events(sources, make_pod(dp_rank=dp_rank)) is None
 
 
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "does not answer /kv_event_sources, as vLLM before 0.31; name their address in pods[].kv_events"),
+        ({}, "the engine publishes none; start it with --kv-events-config"),
+        ({"0": source(publisher="null")}, "the engine publishes none; start it with --kv-events-config"),
+        ({"0": source(endpoint="ipc:///tmp/x")}, "no TCP address for this rank; let `endpoint`"),
+        ({"0": source()}, ""),
+    ],
+)
+def test_why_there_are_no_events_is_said(answer: dict[str, Any] | None, why: str) -> None:
+    """The flag is not missing where the engine publishes, or does not say."""
+    named = {} if answer is None else {"/kv_event_sources": json.dumps(answer).encode()}
+    facts = VLLM.describe({"/v1/models": MODELS, **named}, make_pod())
+    assert facts is not None
+    assert why in facts.no_events and bool(why) is bool(facts.no_events)
+
+
 def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
     """Not with fields that /tokenize ignores."""
     chat = {"messages": [], "tools": [], "chat_template_kwargs": {"x": 1}, "continue_final_message": True}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from router.errors import UpstreamTimeout
 from router.feeds.hit_test import MAX_TESTS, HitTestFeed
 from router.feeds.self_test import SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
@@ -87,7 +88,7 @@ def store_of(*, windows: bool = False) -> LocalStore:
     return store
 
 
-async def answered(engine: AnsweringPod | AnnouncingPod, store: LocalStore) -> bool:
+async def answered(engine: AnsweringPod | AnnouncingPod, store: LocalStore) -> bool | None:
     fleet = fleet_of(POD)
     feed = HitTestFeed(fleet, store, engine.post, lambda _: True, SelfTestTiming())
     return await feed.test(fleet.snapshot.pods[0].pod)
@@ -187,6 +188,23 @@ async def test_what_was_learnt_outlives_a_cleared_cache_and_ends_with_the_pods_l
     store.forget("a")
     store.add_holder(pod("a"), GENERATION)
     assert store.hits("a") == "full, by events"
+
+
+async def test_a_busy_pod_is_tested_again_as_often_as_it_takes(running: Running, until: Until) -> None:
+    """Answers that come too late prove nothing."""
+
+    class BusyPod(AnsweringPod):
+        timeouts = 2 * MAX_TESTS
+
+        async def post(self, *request: Any) -> bytes:
+            if self.timeouts:
+                self.timeouts -= 1
+                raise UpstreamTimeout("late")
+            return await super().post(*request)
+
+    engine, store = BusyPod(DROPPED), store_of()
+    async with running(feed_of(engine, store).run()):
+        await until(lambda: store.hits("a") == "full, drops a block")
 
 
 async def test_a_pod_is_tested_again_before_its_hits_count_as_unexplained(running: Running, until: Until) -> None:

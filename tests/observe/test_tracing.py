@@ -39,6 +39,8 @@ HOSTILE = [
 class Kept:
     """A sink that keeps what it is given."""
 
+    endpoint = "http://collector:4318"
+
     def __init__(self) -> None:
         self.ended: list[EndedRequest] = []
 

@@ -106,6 +106,26 @@ async def cluster(
         yield cluster
 
 
+async def test_the_cause_why_no_kv_events_arrive_is_known(cluster: ClusterDeployment) -> None:
+    """A missing publisher, then a dead Redis: none of them is an engine without its flag."""
+    router = await cluster.router()
+
+    async def said(state: str, text: str) -> bool:
+        pods = await router.pods()
+        return all(pod["matching"] == state and text in pod["matching_reason"] for pod in pods)
+
+    await router.until(lambda: said("events", ""))
+    await cluster.stop_publisher()
+    await router.until(lambda: said("no_events", "is in Redis: it is missing or has stopped; run `warmroute publish`"))
+    cluster.redis.kill()
+    await router.until(
+        lambda: said("no_events", f"no KV events: Redis at 127.0.0.1:{cluster.redis.port} does not answer")
+    )
+    cluster.redis.start()
+    await cluster.publisher()
+    await router.until(lambda: said("events", ""))
+
+
 def question(topic: str) -> Chat:
     """A chat of several hundred tokens about `topic`."""
     return [{"role": "user", "content": f"Explain all there is about {topic}. " * 40}]

@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from structlog.testing import capture_logs
 
 from router.config.edge_schema import Edge
 from router.config.load import shipped
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import KvEvents, PodConfig
 from router.config.priors import ModelPrior
 from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.sim.mock.mock_config import MockEngineConfig
 from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
+from tests.closed_port import closed_port
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, SOURCE, Deploy, serving
+from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}
@@ -81,3 +83,26 @@ async def test_a_prompt_that_is_matched(deploy: Deploy) -> None:
         (pod,) = (await it.admin.get("/admin/pods")).json()
     assert answer.status_code == 200 and MATCH not in answer.headers
     assert pod["matching"] == "no_events" and "--kv-events-config" in pod["matching_reason"]
+
+
+async def test_a_refused_address_of_kv_events_is_the_reason(
+    engine_config: Callable[..., MockEngineConfig], priors: dict[str, ModelPrior]
+) -> None:
+    """Not a missing flag, nor a mismatch: prompts are matched by what the pod was sent. The log says it."""
+    models = (ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),)
+    async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()]) as engines:
+        with closed_port() as port, capture_logs() as logs:
+            events = KvEvents(endpoint=f"tcp://127.0.0.1:{port}")
+            pods = (PodConfig(url=engines[0].url, kv_events=events),)
+            config = RouterConfig(pods=pods, probes=PROBES, models=models)
+            async with serving(Program(config, shipped("policies"), priors, load=loaded_tokenizer)) as (_, admin, _):
+                while not any(line["event"] == "ready" for line in logs):
+                    await asyncio.sleep(0.01)
+                (pod,) = (await admin.get("/admin/pods")).json()
+    reason = pod["matching_reason"]
+    assert (pod["matching"], pod["trust"], pod["kv_events"]) == ("no_events", "trusted", "connecting")
+    assert reason.startswith(f"no KV events: tcp://127.0.0.1:{port}: Connect")
+    assert "check that the engine publishes there" in reason and "start it" not in reason
+    changed, ready = (line for line in logs if line["event"] in ("matching changed", "ready"))
+    assert (changed["log_level"], changed["pods"], changed["reason"]) == ("warning", [pod["id"]], reason)
+    assert (ready["log_level"], ready["matching"]) == ("warning", f"of 1 pods, 1 by what they were sent: {reason}")

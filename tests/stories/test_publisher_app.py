@@ -1,4 +1,4 @@
-"""The publisher's HTTP server and the `warmroute index` commands."""
+"""The publisher's HTTP server, and what the doctor says of publishers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from redis.asyncio import Redis
-from typer.testing import CliRunner, Result
 
-from router.cli.index import index_app
+from router.cli.admin_client import AdminClient
+from router.cli.doctor import PROBES, Finding, findings
 from router.config.index_schema import StandardBackend
 from router.wiring.agent import Agent
 from tests.index_verify import verify_index
@@ -113,8 +113,8 @@ async def test_any_tier_can_send_standardised_events(cluster: ClusterDeployment)
         await until(lambda: holder.written_blocks >= 3)
 
 
-async def test_holders_of_the_cluster_index_are_listed(cluster: ClusterDeployment, tmp_path: Path) -> None:
-    """With the configuration of the routers, in 80 columns; and without Redis."""
+async def test_the_doctor_lists_publishers_and_says_what_is_missing(cluster: ClusterDeployment, tmp_path: Path) -> None:
+    """With the configuration of the routers: all well, without a publisher, without Redis."""
     router = await cluster.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))
@@ -127,21 +127,28 @@ async def test_holders_of_the_cluster_index_are_listed(cluster: ClusterDeploymen
         return len(verified) == 2 and all(one.agrees and one.stale == 0 for one in verified)
 
     await router.until(is_whole)
-    holders = (await run("holders", "--config", str(config))).output
-    assert all(str(engine.url)[-5:] in holders for engine in cluster.engines)
-    shown = (await run("holders", "--config", str(config), columns=80)).output
-    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80, shown
-    empty = await run("holders", "--config", str(config), "--model", "nobody")
-    assert empty.exit_code == 1 and "No holders of model 'nobody' in the index" in empty.output
+    shown = await examined(cluster)
+    levels = {each.about: each.level for each in shown}
+    for engine in cluster.engines:
+        (text,) = (each.text for each in shown if each.about == f"publisher of {engine.url}")
+        assert "blocks of demo, last seen" in text
+        assert "serves demo; matching events" in next(
+            each.text for each in shown if engine.url.endswith(each.about[4:])
+        )
+    assert levels[f"Redis 127.0.0.1:{cluster.redis.port}"] == "ok"
+    await cluster.stop_publisher()
+    shown = await examined(cluster)
+    assert "none is in Redis; run `warmroute publish` for each pod" in [each.text for each in shown]
     cluster.redis.kill()
-    lost = await run("holders", "--config", str(config))
-    assert lost.exit_code == 3 and "Redis does not answer" in lost.output and ".." not in lost.output
+    shown = await examined(cluster)
+    assert next(each for each in shown if each.about.startswith("Redis")).level == "fail"
+    assert all("Redis at 127.0.0.1" in each.text for each in shown if each.about.startswith("pod "))
 
 
-async def run(*arguments: str, columns: int = 200) -> Result:
-    """Run a `warmroute index` command on a terminal of this width."""
-    runner = CliRunner(env={"COLUMNS": str(columns)})
-    return await asyncio.to_thread(runner.invoke, index_app, [*arguments])
+async def examined(cluster: ClusterDeployment) -> list[Finding]:
+    """In a loop of its own, which loading tokenizers blocks."""
+    checked = partial(findings, cluster.config(), PROBES, AdminClient(), offline=False)
+    return await asyncio.to_thread(lambda: asyncio.run(checked()))
 
 
 async def until(holds: Any) -> None:

@@ -220,7 +220,8 @@ async def test_errors_before_the_stream_have_the_shape_of_the_api_that_was_calle
             "type": "error",
             "error": {
                 "type": "not_found_error",
-                "message": "The model `gone` does not exist. Models: demo, recorded.",
+                "message": "The model `gone` does not exist. Models: demo, recorded. To add one, start a pod that"
+                " serves it under this name.",
                 "param": "model",
                 "code": "model_not_found",
             },

@@ -106,7 +106,7 @@ async def test_tracing_is_off_by_default(deploy: Deploy) -> None:
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "router.observe.spans", None)
-    with pytest.raises(ConfigError, match=r"warmroute\[otel\]"):
+    with pytest.raises(ConfigError, match=r"`pip install '\.\[otel\]'` in the clone"):
         build_tracing(TracingConfig(enabled=True))
 
 

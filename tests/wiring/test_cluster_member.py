@@ -45,7 +45,7 @@ async def test_a_router_serves_at_once_while_redis_is_away() -> None:
     """`index.redis.ready_timeout_s` is for a Redis that answers; the log names the address and not the password."""
     port = free_port()
     redis = RedisIndex(url=SecretStr(f"redis://:hush@127.0.0.1:{port}"), ready_timeout_s=3600)
-    member = ClusterMember(redis, lambda generation: True, Drains())
+    member = ClusterMember(redis, ReadableGenerations({}), Drains())
     with capture_logs() as lines:
         async with asyncio.timeout(10), running(member.feeds):
             await wait_for_cluster(member, Fleet(), redis.ready_timeout_s, self_test=True)

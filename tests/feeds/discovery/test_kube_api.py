@@ -136,7 +136,7 @@ async def test_an_authority_that_cannot_be_read_is_an_error_at_the_start(tmp_pat
         ca.write_text(content)
     with pytest.raises(
         ConfigError,
-        match=rf"^discovery\.kubernetes\.api\.ca_file: .*{ca if content else 'read a file'}.*ServiceAccount",
+        match=rf"^discovery\.kubernetes\.api\.ca_file: .*{ca}.*ServiceAccount",
     ):
         KubeApi(KubernetesApi(url="https://10.0.0.1", ca_file=str(ca)), api_server)
     KubeApi(KubernetesApi(url="https://10.0.0.1", ca_file=""), api_server).close()

@@ -1,0 +1,270 @@
+"""`warmroute doctor`: whether each part of a deployment works, and what to do where one does not.
+
+One table of checks. `config check --probe` runs those of what the configuration names. Pods are watched by the feeds of
+`serve` until they are tested; nothing is changed. Each check takes at most `CHECK_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeAlias
+
+import httpx
+import typer
+from redis.exceptions import NoPermissionError, RedisError
+from structlog.testing import capture_logs
+
+from router.addresses import join_address
+from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, JsonOption, UrlOption
+from router.cli.options import PoliciesOption, flag
+from router.cli.terminal import printable
+from router.config.load import ENGINE_TOKENIZER, shipped
+from router.config.mistakes import nearest
+from router.config.priors import all_priors
+from router.config.schema import RouterConfig
+from router.config.tenant_file import TenantFile
+from router.engines.engine_catalog import ENGINES
+from router.errors import ConfigError
+from router.feeds.supervise import running, wait_until
+from router.fleet.fleet import Fleet
+from router.frontends.http.upstream import upstream_pools
+from router.frontends.prompt_readers import FleetLookups
+from router.observe.metrics import Metrics
+from router.observe.tracing import collector_hint
+from router.stores.index_reader import IndexReader
+from router.stores.redis_connection import RedisConnection, redis_error_text
+from router.stores.redis_schema import VERSION, Keys
+from router.types import PodState, PodStatus
+from router.wiring.cluster_member import redis_address
+from router.wiring.config_check import check_router
+from router.wiring.decision_records import build_tracing
+from router.wiring.fleet_parts import FleetParts, ready_pods
+from router.wiring.prompts import Prompts
+from router.wiring.tokenizer_files import is_local, load_tokenizer
+
+CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
+_FEEDS = ("pods of", "probe", "self-test", "index")
+
+
+class Finding(NamedTuple):
+    """One line: `level` is ok, warn or fail; `text` says what was found and, unless all is well, what to do."""
+
+    level: str
+    about: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked. `skipped`: models whose tokenizers are not loaded, because they come from the hub."""
+
+    config: RouterConfig
+    parts: FleetParts
+    admin: AdminClient
+    skipped: frozenset[str] = frozenset()
+
+
+Findings: TypeAlias = AsyncIterator[Finding]
+
+
+async def _pods(it: Subject) -> Findings:
+    fleet, cluster, served = it.parts.fleet, it.parts.cluster, set[str]()
+
+    def is_known(status: PodStatus) -> bool:
+        is_tested = fleet.trust_reason(status.pod.id) or not it.config.probes.self_test
+        return bool(fleet.state_reason(status.pod.id) or (status.state is PodState.READY and is_tested))
+
+    def are_known() -> bool:
+        is_read = cluster is None or cluster.loaded.is_set() or cluster.is_away
+        is_listed = fleet.snapshot.pods or failing() or not (it.config.pods or it.parts.sources.statuses)
+        return bool(is_read and is_listed and all(map(is_known, fleet.snapshot.pods)))
+
+    def failing() -> list[str]:
+        return [f"{one.source}: {one.error}" for one in it.parts.sources.statuses if one.error]
+
+    async with running({name: run for name, run in it.parts.feeds.items() if name.startswith(_FEEDS)}):
+        await wait_until(are_known, PODS_S)
+        for status in fleet.snapshot.pods:
+            served.update(status.pod.models)
+            yield _pod(it, status)
+    for error in failing() or ([] if fleet.snapshot.pods else ["none is found; name them under `pods` or `discovery`"]):
+        yield Finding("fail", "pods", error)
+    for model in it.config.models:
+        if model.tokenizer and not model.is_pattern and model.name not in it.skipped:
+            text = "the pods tokenize" if model.tokenizer == ENGINE_TOKENIZER else "loads"
+            yield Finding("ok", f"tokenizer of {model.name}", text)
+        if served and not model.is_pattern and model.name not in served:
+            step = nearest(model.name, served) or "; correct the name, start a pod of it, or remove it from `models`"
+            yield Finding("warn", f"model {model.name}", f"no pod serves it{step}")
+
+
+def _pod(it: Subject, status: PodStatus) -> Finding:
+    """What the pod serves and how its prompts are matched, or why it cannot be used."""
+    pod, about = status.pod, f"pod {status.pod.id}"
+    if status.state is not PodState.READY:
+        level = "warn" if status.state is PodState.DRAINING else "fail"
+        return Finding(level, about, it.parts.fleet.state_reason(pod.id) or f"{status.state.value}: it does not answer")
+    matching, why = it.parts.matching_of(pod)
+    if it.skipped.intersection(pod.models):
+        why = "not compared: its tokenizer comes from the hub; run this without --offline"
+    serves = f"ready, {pod.engine} {pod.version}".rstrip() + f", serves {', '.join(pod.models)}"
+    return Finding("warn" if why else "ok", about, f"{serves}; matching {matching.value}{why and f': {why}'}")
+
+
+async def _redis(it: Subject) -> Findings:
+    redis = it.config.index.redis
+    if redis is None:
+        yield Finding("ok", "Redis", "not used: this router shares no index")
+        return
+    connection, version = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), "unknown"
+    about, reader = f"Redis {connection.nodes}", IndexReader(connection, Keys(redis.namespace))
+    try:
+        with suppress(NoPermissionError):
+            version = (await connection.client.info("server")).get("redis_version", version)
+        began_s = time.perf_counter()
+        await connection.client.ping()
+        answers = f"version {version}, answers in {(time.perf_counter() - began_s) * 1000:.1f} ms"
+        yield Finding("ok", about, f"{answers}; schema {VERSION}, namespace {redis.namespace}")
+        rows = [(each.model, row) for each in await reader.generations() for row in (await reader.rows(each)).values()]
+        for model, row in rows:
+            state = f"{sum(row.blocks):,} blocks of {model}, last seen {max(time.time() - row.beat_s, 0):.0f} s ago"
+            lost = "" if row.complete else "; events were lost: its cache is known in full when its engine restarts"
+            yield Finding("warn" if lost else "ok", f"publisher of {row.facts.url or row.facts.source}", state + lost)
+        if not rows:
+            yield Finding("warn", "publishers", "none is in Redis; run `warmroute publish` for each pod")
+    except (RedisError, OSError) as error:
+        yield Finding("fail", about, f"{redis_error_text(error)}; start it, or correct index.redis")
+    finally:
+        await connection.close()
+
+
+async def _collector(it: Subject) -> Findings:
+    """Sends an empty list of spans."""
+    if (tracing := build_tracing(it.config.tracing)) is None:
+        yield Finding("ok", "collector", "not used: tracing is off")
+        return
+    endpoint, kind = tracing.sink.endpoint, {"content-type": "application/x-protobuf"}
+    try:
+        async with httpx.AsyncClient(timeout=CLIENT_S) as client:
+            answer = await client.post(endpoint, headers=kind)
+        wrong = "" if answer.is_success else f"{answer.status_code} {answer.reason_phrase}"
+    except httpx.HTTPError as error:
+        wrong = str(error) or "no response"
+    await tracing.sink.close()
+    text = f"{wrong}; {collector_hint(endpoint)}" if wrong else "accepts spans"
+    yield Finding("fail" if wrong else "ok", f"collector {endpoint}", text)
+
+
+async def _clock(it: Subject) -> Findings:
+    """By the header `date` of the first pod that answers."""
+    async with httpx.AsyncClient(timeout=CLIENT_S, trust_env=False) as http:
+        for status in it.parts.fleet.snapshot.pods:
+            try:
+                answer = await http.get(f"{status.pod.url}{ENGINES[status.pod.engine].health_path}")
+                skew_s = time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()
+            except (httpx.HTTPError, LookupError, ValueError):
+                continue
+            wrong = "" if abs(skew_s) <= MAX_SKEW_S else "; correct the wrong one, for example by NTP"
+            text = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} that of pod {status.pod.id}{wrong}"
+            yield Finding("warn" if wrong else "ok", "clock", text)
+            return
+    yield Finding("ok", "clock", "not compared: no pod says its time")
+
+
+async def _router(it: Subject) -> Findings:
+    about = f"router {it.admin.url}"
+    try:
+        with it.admin.open() as http:
+            ready, metrics = http.get("/readyz"), http.get("/metrics")
+            if not metrics.is_success:
+                yield Finding("fail", about, f"{metrics.status_code}; name a file with its token: --bearer-file")
+                return
+            version = metrics.text.partition("warmroute_build_info{")[2].partition("}")[0]
+            state = ready.json().get("status", "unknown") if ready.content else ready.reason_phrase
+            yield Finding("ok" if ready.is_success else "fail", about, f"{state}; {version}")
+            with http.stream("GET", "/ui/events") as events:
+                snapshot = next(line for line in events.iter_lines() if line.startswith("data: "))
+            for notice in json.loads(snapshot[6:])["notices"]:
+                yield Finding("warn", about, notice["text"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration) as error:
+        start = "start `warmroute serve`, or name its admin listener: --url"
+        yield Finding("warn" if it.config.pods else "fail", about, f"{error}; {start}")
+
+
+PROBES: Mapping[str, Callable[[Subject], Findings]] = {
+    "tokenizers and pods": _pods,
+    "Redis and publishers": _redis,
+    "the collector of traces": _collector,
+}
+"""The checks of what the configuration names."""
+CHECKS = {**PROBES, "the clock": _clock, "the router": _router}
+
+
+async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClient, *, offline: bool) -> list[Finding]:
+    """Run these checks, with their names on stderr. Raises `ConfigError`."""
+    of_hub = [m for m in config.models if offline and m.tokenizer != ENGINE_TOKENIZER and not m.has_folders]
+    skipped = frozenset(model.name for model in of_hub if model.tokenizer and not is_local(model.tokenizer))
+    models = (m.model_copy(update={"tokenizer": None}) if m.name in skipped else m for m in config.models)
+    config = config.model_copy(update={"models": tuple(models)})
+    found, pools, metrics, fleet = list[Finding](), upstream_pools(config.limits), Metrics(), Fleet()
+    with capture_logs():
+        prompts = Prompts(config, pools.of, partial(ready_pods, fleet), metrics, load_tokenizer, FleetLookups())
+        parts = FleetParts(config, all_priors(config.priors), metrics, fleet, prompts, pools)
+        for name in checks:
+            print(f"checking {name} ...", file=sys.stderr)
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    async for finding in CHECKS[name](Subject(config, parts, admin, skipped)):
+                        found.append(finding)
+            except TimeoutError:
+                found.append(Finding("fail", name, f"no result within {CHECK_S:.0f} s; check the network to it"))
+        await parts.close()
+    pools.close()
+    return found
+
+
+def report(found: Sequence[Finding], *, as_json: bool = False) -> None:
+    """Print the findings. Exit code 1 if one is a failure."""
+    if as_json:
+        print(json.dumps([one._asdict() for one in found], indent=2))
+    for one in () if as_json else found:
+        print(printable(f"{one.level:<4} {one.about}: {one.text}"))
+    if any(one.level == "fail" for one in found):
+        raise typer.Exit(1)
+
+
+def _keys(config: RouterConfig) -> Finding:
+    file = config.tenants
+    tenants = f"{len(TenantFile(Path(file)).read().by_name)} tenants in {file}" if file else "not needed: no `tenants`"
+    return Finding("ok", "keys", tenants)
+
+
+def doctor_command(
+    config: Annotated[Path | None, typer.Option(help="The router.yaml.", show_default="the router alone")] = None,
+    policies: PoliciesOption = None,
+    url: UrlOption = DEFAULT_URL,
+    bearer_file: BearerOption = None,
+    offline: Annotated[bool, flag("--offline", "Skip tokenizers that come from the hub.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    found, parsed, checks = list[Finding](), RouterConfig(), ["the router"]
+    try:
+        if config is not None:
+            parsed, _ = check_router(config, policies or shipped("policies"), offline=offline)
+            found, checks = [Finding("ok", f"configuration {config}", "valid"), _keys(parsed)], [*CHECKS]
+    except ConfigError as error:
+        found = [Finding("fail", "configuration", line) for line in str(error).splitlines()]
+    listen = parsed.admin
+    if url == DEFAULT_URL:
+        url = f"unix:{listen.socket}" if listen.socket else f"http://{join_address(listen.host, listen.port)}"
+    admin = AdminClient(url, bearer_file or (Path(listen.bearer_file) if listen.bearer_file else None))
+    report([*found, *asyncio.run(findings(parsed, checks, admin, offline=offline))], as_json=as_json)
