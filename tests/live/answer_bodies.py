@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from tests.live.answer_scripts import TOOLS
 from tests.live.engines import HOME
 from tests.live.live_fleet import DEADLINE_S
 
@@ -19,15 +20,6 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MODEL = HOME / "model" / os.environ.get("WARMROUTE_ANSWERS_MODEL", "answers-qwen3")
 
 
-def _tool(name: str, **fields: str) -> dict[str, Any]:
-    properties = {field: {"type": kind} for field, kind in fields.items()}
-    about = {"get_weather": "Weather of a city", "send_mail": "Send a mail"}[name]
-    required = ["city"] if name == "get_weather" else list(fields)
-    parameters = {"type": "object", "properties": properties, "required": required}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
-
-
-TOOLS = [_tool("get_weather", city="string", days="integer"), _tool("send_mail", to="string", text="string")]
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -160,6 +160,10 @@ if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-idef
     --outfile "$home/model/tiny-qwen3.gguf" --outtype f16 > "$home/download/gguf.log" 2>&1 || die "GGUF conversion failed: $home/download/gguf.log"
   cp "$template" "$home/model/.complete"
 fi
+if [ ! -e "$home/model/answers-qwen3" ]; then
+  say "a tiny model that knows its answers, for streams that are cut (four minutes)"
+  PYTHONPATH="$here/../.." "$home/vllm/bin/python" -m tests.live.make_answers "$home/model/tiny-qwen3" "$home/model/answers-qwen3"
+fi
 if [ ! -e "$home/agents/node_modules/.bin/qwen" ]; then
   say "Claude Code, Codex and Qwen Code (npm packages); without them their tests are skipped"
   npm install -s --no-audit --no-fund --prefix "$home/agents" @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 \
