@@ -28,6 +28,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"config": {"discovery": {"kubernetes": {"selector": "app=vllm", "deletion_cost": True}}}},
         "'/config/discovery/kubernetes': additional properties 'deletion_cost' not allowed",
     ),
+    ({"config": {"admission": {"slo": {}}}}, "'/config/admission': additional properties 'slo' not allowed"),
     # Types and ranges.
     ({"replicaCount": "two"}, "'/replicaCount': got string, want null or integer"),
     ({"image": {"digest": "sha256:abc"}}, "'/image/digest': 'sha256:abc' does not match pattern"),
