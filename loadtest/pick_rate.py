@@ -17,7 +17,6 @@ import pstats
 import random
 import time
 from contextlib import suppress
-from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,8 +32,8 @@ from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.frontends.extproc.messages import FULL_DUPLEX_STREAMED, ProcessingRequest
 from router.frontends.extproc.picker_server import SERVICE, PickerServer
 from router.observe.log import configure_logging
-from router.wiring.picker_front import build_pick_forwarder
-from router.wiring.program import Front, Program
+from router.wiring.picker_front import picker_front
+from router.wiring.program import Program
 
 MODELS = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "vllm", "max_model_len": 32768}]}
 CONCURRENT = 32
@@ -118,8 +117,7 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
         probes=Probes(health_interval_s=60, load_interval_s=60, self_test=False),
         log=Log(requests=False),
     )
-    front = Front(partial(build_pick_forwarder, config.picker), hands_over=True)
-    program = Program(config, shipped("policies"), all_priors(None), front=front)
+    program = Program(config, shipped("policies"), all_priors(None), front=picker_front(config.picker))
     async with program.run():
         server = PickerServer(program.app, config, program.is_ready, lambda _name: 0)
         port = await server.open()

@@ -31,8 +31,6 @@ class Endpoint(StrEnum):
     """The tokens of a chat or a text; read as such."""
     DETOKENIZE = vllm_tokens.DETOKENIZE
     """The text of tokens; forwarded unread."""
-    REALTIME = openai.REALTIME
-    """A websocket, whose messages are not read."""
     OTHER = openai.OTHER
     """Any other endpoint: forwarded without a prefix."""
 

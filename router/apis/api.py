@@ -122,8 +122,6 @@ class Api:
     """Whether engines read a `uuid` of its pictures."""
     shows_pictures: bool = False
     """Whether a prompt without pictures that was read shows that the body has none."""
-    is_tunnel: bool = False
-    """Whether it is a websocket, whose messages are not read."""
     may_be_stored: bool = False
     """Whether a pod may keep responses for later requests, which must not be repeated then."""
     operation: str = ""

@@ -53,14 +53,6 @@ EMBEDDINGS = Api(
     generates=False,
     operation="embeddings",
 )
-REALTIME = Api(
-    path="/v1/realtime",
-    prompt=PromptKind.NONE,
-    raw_fields=frozenset(TEXT_FIELDS),
-    may_name_no_model=True,
-    takes_uuids=False,
-    is_tunnel=True,
-)
 OTHER = Api(
     path="other",
     prompt=PromptKind.TEXTS,

@@ -49,7 +49,6 @@ PROXY_CLAIMS = frozenset(
 # delays it; content-encoding, because bodies are unpacked.
 REWRITTEN = frozenset({b"host", b"content-length", b"expect", b"accept-encoding", b"x-request-id", b"x-forwarded-for"})
 REWRITTEN |= {b"content-encoding"}
-REWRITTEN |= {b"sec-websocket-extensions"}  # the tokens of compressed messages could not be counted
 
 
 def is_header_name(name: str) -> bool:

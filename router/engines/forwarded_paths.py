@@ -13,7 +13,7 @@ from router.types import Endpoint
 
 INFERENCE_PATHS = frozenset(
     {
-        *(endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER and not endpoint.api.is_tunnel),
+        *(endpoint.value for endpoint in Endpoint if endpoint is not Endpoint.OTHER),
         # OpenAI
         "/v1/chat/completions/batch",
         "/v1/moderations",
@@ -71,6 +71,9 @@ def added_path(path: str) -> str:
         raise ValueError("must be a path such as /tokenize, of letters, digits and ._~-, without a slash at the end")
     if path in LORA_PATHS:
         raise ValueError("is on the admin listener, which loads adapters on all pods of a model")
+    if path == "/v1/realtime":
+        where = "connect to a pod, or to a TCP load balancer in front of the pods"
+        raise ValueError(f"is of realtime sessions (websockets), which are not routed: {where}")
     if _OWN.fullmatch(path):
         raise ValueError("is reserved for the router itself")
     return path

@@ -88,8 +88,6 @@ class AttemptRules:
         """Why this plan cannot serve the request; None if it can."""
         if not isinstance(plan, Split):
             return NoReadyPod(f"Pod {plan.pod.id} serves no request on its own.") if not plan.pod.serves_alone else None
-        if context.request.endpoint.api.is_tunnel:
-            return NoReadyPod("No pod may serve this websocket alone.")
         if why := context.split_refusal():
             return MalformedRequest(why)
         if self.handoff_facts(plan.prefill, plan.prefill.handoff) is None:

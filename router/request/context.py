@@ -81,7 +81,7 @@ class RequestContext(msgspec.Struct, eq=False):
     pods_allowed: frozenset[str] | None = None
     """Addresses of the pods among which a gateway lets choose; None for all."""
     unread_tokens: int = 0
-    """Assumed length of the prompt in a dropped body, or of what a websocket received."""
+    """Assumed length of the prompt in a dropped body."""
     _split_refusal: str | None = None
 
     @property

@@ -168,7 +168,7 @@ class Endings:
         request, candidate, api = context.request, context.candidate, context.request.endpoint.api
         is_known = context.fetched or context.reader.output_tokens is not None
         is_seen = not context.is_unseen and (context.result == "ok" or request.stream)
-        if is_known or is_seen or candidate is None or api.is_tunnel or not api.generates:
+        if is_known or is_seen or candidate is None or not api.generates:
             return 0
         decoding_ms = (now_s - context.sent_s) * 1000 - expected_ttft_ms(candidate.cost)
         steps = max(decoding_ms, 0.0) / self._step_ms(context)

@@ -75,23 +75,16 @@ class Requests:
             body = yield WithoutUuids(context.request.body, context.tenant)
             context.request = replace(context.request, body=body)
         self.decisions.decide(context, self.clock.now_s())
-        yield from self._charge(context, is_computed=context.needs_place)
+        yield from self._charge(context)
         if self.queues is not None and context.needs_place:
             yield from self.queues.wait_for_place(context)
         return None
 
-    def prepare_tunnel(self, context: RequestContext) -> Generator[Step, Any, None]:
-        """The same for a connection whose bytes are not read: it is decided by load."""
-        yield from self._begin(context)
-        self.decisions.decide(context, self.clock.now_s())
-        yield from self._charge(context, is_computed=True)
-
-    def _charge(self, context: RequestContext, *, is_computed: bool) -> Generator[Step, None, None]:
+    def _charge(self, context: RequestContext) -> Generator[Step, None, None]:
         """Count the tokens that it will probably cost. Raises `QuotaExceeded`."""
         if context.hold is not None and self.charges is not None:
-            output = (
-                self.state.output_lengths.charged_tokens(context.request, context.tenant.name) if is_computed else 0
-            )
+            lengths, tenant = self.state.output_lengths, context.tenant.name
+            output = lengths.charged_tokens(context.request, tenant) if context.needs_place else 0
             yield from self.charges.charge(context, output)
 
     def _begin(self, context: RequestContext) -> Generator[Step, None, None]:
@@ -99,7 +92,7 @@ class Requests:
         if self.charges is not None and context.tenant.quotas:
             yield from self.charges.begin(context)
         is_counted = self.counts_tokens or (context.hold is not None and context.hold.applied.output)
-        if is_counted and (context.request.stream or context.fetched or context.request.endpoint.api.is_tunnel):
+        if is_counted and (context.request.stream or context.fetched):
             context.reader = TokenCountingReader(context.reader.format)
 
     def tracker(self, context: RequestContext) -> Tracker:

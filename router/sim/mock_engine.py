@@ -44,7 +44,7 @@ class MockEngine:
         self._handoffs = HandoffService(config, self._steps, self.faults, lambda: (config.host, self.port))
         app = EngineApp(config, self._steps, self.faults, self._handoffs, self._event_sources, self.inject)
         self._http = uvicorn.Config(
-            app, lifespan="off", ws=config.websocket, proxy_headers=False, access_log=False, log_config=None
+            app, lifespan="off", ws="none", proxy_headers=False, access_log=False, log_config=None
         )
         self._http_state = ServerState()
         self.port = config.port

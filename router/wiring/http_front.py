@@ -6,12 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from router.config.edge_schema import Edge
 from router.frontends.body_edits import UuidRemoval
-from router.frontends.http.attempt import Attempts
-from router.frontends.http.forward import Forwarder
+from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
-from router.frontends.http.websockets import WebSocketTunnels
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.frontends.response_locator import ResponseLocator
 from router.frontends.step_executor import QueueTasks, StepExecutor
@@ -40,10 +38,16 @@ def build_steps(
     )
 
 
-def build_forwarder(core: Core, steps: StepExecutor, pools: UpstreamPools, edge: Edge, metrics: Metrics) -> Forwarder:
+def build_forwarder(
+    core: Core,
+    steps: StepExecutor,
+    pools: UpstreamPools,
+    edge: Edge,
+    metrics: Metrics,
+    kind: Callable[..., Forwarder] = Forwarder,
+) -> Forwarder:
+    """`kind`: makes one of the parts of a `Forwarder`."""
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
     sender, facts = UpstreamSender(pools.of, rules), core.requests.rules.handoff_facts
     splits = SplitExecutor(core.state, facts, sender, metrics)
-    pulls = PullExecutor(core.state.fleet, facts, sender)
-    attempts = Attempts(sender, splits, pulls)
-    return Forwarder(core.requests, steps, attempts, WebSocketTunnels(sender))
+    return kind(core.requests, steps, sender, splits, PullExecutor(core.state.fleet, facts, sender))

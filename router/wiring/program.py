@@ -39,7 +39,7 @@ from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.app import App, public_app
-from router.frontends.http.forward import Forwarder
+from router.frontends.http.attempt import Forwarder
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups

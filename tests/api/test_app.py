@@ -172,6 +172,14 @@ async def test_an_unknown_path_names_the_key_that_adds_it(router: PublicEndpoint
     assert len((await router.call("GET", "/" + "a" * 10_000)).content) < 1000
 
 
+async def test_realtime_sessions_are_not_routed(router: PublicEndpoints) -> None:
+    """The message says where to connect."""
+    for method in ("GET", "POST"):
+        answer = await router.call(method, "/v1/realtime?model=m")
+        assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+        assert "websockets), which are not routed: connect to a pod" in error_of(answer)["message"]
+
+
 async def test_loading_adapters_belongs_to_the_admin_listener(router: PublicEndpoints) -> None:
     """The message says so."""
     answer = await router.call("POST", "/v1/load_lora_adapter")

@@ -56,7 +56,6 @@ class Edge:
     body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
     cors: None = None
     own_bodies: bool = False
-    websocket_paths: frozenset[str] = frozenset()
     heads: int = 0
     """Heads of requests that it has looked at."""
 

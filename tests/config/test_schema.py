@@ -135,6 +135,7 @@ def test_invalid_receipts_are_refused() -> None:
         ("extra_paths", "/reset_prefix_cache", r"changes the engine.*`control_paths`"),
         ("extra_paths", "/tokenize/", "must be a path"),
         ("extra_paths", "/metrics", "router itself"),
+        ("extra_paths", "/v1/realtime", "websockets.*not routed: connect to a pod"),
         ("control_paths", "/admin/pods", "router itself"),
         ("control_paths", "/v1/load_lora_adapter", "on the admin listener"),
         ("passthrough_paths", "/tokenize", "unknown key"),

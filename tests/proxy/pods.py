@@ -195,7 +195,7 @@ class Town(CoreOfPods):
         """Attempt in order, under a deadline."""
         client = client or Client()
         async with asyncio.timeout(PATIENCE_S):
-            await self.forwarder._attempts.serve(self.core.requests.tracker(context), client)
+            await self.forwarder.serve_prepared(self.core.requests.tracker(context), client)
         return client
 
     async def preview(self, request: InferenceRequest) -> RecordedDecision:

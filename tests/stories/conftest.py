@@ -39,7 +39,6 @@ from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
-from tests.stories.mock_realtime import MockRealtime
 
 DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
@@ -207,7 +206,6 @@ def engine_config(tokenizer: Tokenizer) -> Callable[..., MockEngineConfig]:
             "template": template,
             "speed": LLAMA_8B,
             "time_scale": 0.0,
-            "websocket": MockRealtime,
         }
         return MockEngineConfig(**(usual | overrides))
 

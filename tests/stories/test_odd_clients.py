@@ -65,3 +65,18 @@ async def test_a_client_that_reads_at_the_end_of_its_upload_gets_the_413(deploy:
     """The router reads and drops what is sent after its answer."""
     async with deploy(pods=1, limits=Limits(max_body_bytes=1000)) as deployment:
         assert await asyncio.to_thread(upload, deployment.url, 16 * 1024 * 1024) == (413, "close")
+
+
+async def test_a_client_that_asks_for_a_websocket_is_told_where_to_connect(deploy: Deploy) -> None:
+    """Its Upgrade is ignored, so the error is of the API, and its connection serves the next request."""
+    sent = ("GET /v1/realtime?model=demo HTTP/1.1", "Host: h", "Connection: Upgrade", "Upgrade: websocket")
+    async with deploy(pods=1) as deployment:
+        url = urlsplit(deployment.url)
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
+        writer.write("\r\n".join([*sent, "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: x", "", ""]).encode())
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+        first, _, rest = (await reader.read()).partition(b"\r\n")
+        writer.close()
+        assert first == b"HTTP/1.1 404 Not Found"
+        assert b'"code":"unknown_url"' in rest and b"which are not routed: connect to a pod" in rest
+        assert rest.endswith(b'{"status":"alive"}')

@@ -21,7 +21,6 @@ from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_usage import lines
-from tests.stories.test_websockets import connected
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 CLOSED: dict[str, Any] = {
@@ -134,36 +133,6 @@ async def test_a_response_in_the_background_keeps_its_expected_output(deploy: De
     first, cancelled, refused = lines(usage)
     assert (first.status, first.output_tokens) == (200, 0) and "output_tokens" in first.estimated
     assert cancelled.request_id and refused.status == 429
-
-
-async def test_a_websocket_is_a_request_of_its_tenant(deploy: Deploy, tmp_path: Path) -> None:
-    """It counts in its quotas of requests, and at once while it is open. It has a line when it is closed or refused."""
-    quotas = "{requests_per_minute: 2, concurrent_requests: 1}"
-    key = "Authorization: Bearer acme"
-    async with billed(deploy, tmp_path, quotas) as (deployment, usage):
-        for _ in range(2):
-            async with connected(deployment, "/v1/realtime", key) as socket:
-                assert socket.head.startswith(b"HTTP/1.1 101 ")
-                async with connected(deployment, "/v1/realtime", key) as second:
-                    assert second.head.startswith(b"HTTP/1.1 429 ")
-            await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
-        async with connected(deployment, "/v1/realtime", key) as third:
-            assert third.head.startswith(b"HTTP/1.1 429 ") and b"x-ratelimit-remaining-requests: 0" in third.head
-    found = endings(lines(usage))
-    assert found.count((101, "ok", 0)) == 2 and found.count((429, "rate_limit_exceeded", 0)) == 3
-
-
-async def test_the_tokens_of_a_websocket_are_counted(deploy: Deploy, tmp_path: Path) -> None:
-    """Those that the pod sends; what the client sends counts as audio."""
-    async with billed(deploy, tmp_path, "{output_tokens_per_minute: 1000}") as (deployment, usage):
-        async with connected(deployment, "/v1/realtime", "Authorization: Bearer acme") as socket:
-            for _ in range(30):
-                message = b'{"type":"transcription.delta","delta":"a"}'
-                socket.send(1, message)
-                assert await socket.receive(1, len(message)) == message
-        await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
-    (found,) = lines(usage)
-    assert (found.output_tokens, found.prompt_tokens > 0, "output_tokens" in found.estimated) == (30, True, True)
 
 
 async def test_an_unknown_id_of_a_response_counts_as_a_request(deploy: Deploy, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ class GatewayExchange:
         except httptools.HttpParserError:
             path, target, fault = "/", b"/", "Invalid HTTP request: its target is no path or URL."
         if b"upgrade" in named:
-            fault = "Connections cannot be upgraded here; send websockets to `warmroute serve`."
+            fault = "Connections cannot be upgraded, and websockets are not routed: send no Upgrade header."
         gateway = host_of(unquote(self._call.peer().partition(":")[2]))  # ipv6:%5B::1%5D:4711
         proxies = trusted_proxies(gateway)
         peer = peer_in(message) or forwarded_for(gateway, headers, proxies)

@@ -20,17 +20,12 @@ from router.errors import ConnectFailed, NoReadyPod, Overloaded
 from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
 from router.frontends.extproc.metadata import POD_HEADER, served_in
-from router.frontends.http.attempt import begin, first_success
-from router.frontends.http.forward import Forwarder, send_answer
-from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
+from router.frontends.http.attempt import Forwarder, begin, first_success, send_answer
 from router.frontends.http.relay import Downstream, relay
 from router.frontends.http.replies import WholeReply
-from router.frontends.http.upstream import UpstreamSender
-from router.frontends.step_executor import StepExecutor
 from router.request.context import RequestContext
 from router.request.decisions import addresses_of
 from router.request.inbound import HeaderList
-from router.request.requests import Requests
 from router.request.tracker import Tracker
 from router.types import Pod
 
@@ -44,13 +39,8 @@ _GATEWAYS = frozenset(
 
 @dataclass(eq=False)
 class PickForwarder(Forwarder):
-    """Serves requests through a gateway. `sender`: of `warmroute serve`, which would send the same headers."""
+    """Serves requests through a gateway. `_sender`: of `warmroute serve`, which would send the same headers."""
 
-    _requests: Requests
-    _steps: StepExecutor
-    _sender: UpstreamSender
-    _splits: SplitExecutor
-    _pulls: PullExecutor
     _picker: PickerListen
 
     def __post_init__(self) -> None:
@@ -65,24 +55,24 @@ class PickForwarder(Forwarder):
             async with asyncio.timeout(self._timeout_s if is_buffered else None) as limit:
                 answer = await self._steps.run(self._requests.prepare(context))
                 if answer is None:
-                    await self._serve_prepared(context, client, limit)
+                    await self._serve_candidates(context, client, limit)
                 else:
                     await send_answer(answer, context, client)
         except TimeoutError as error:
             why = f"The gateway waits no longer than {self._timeout_s:g} s (picker.message_timeout_s)."
             raise Overloaded(why, retry_after_s=1.0) from error
 
-    async def _serve_prepared(self, context: RequestContext, client: GatewayExchange, limit: asyncio.Timeout) -> None:
+    async def _serve_candidates(self, context: RequestContext, client: GatewayExchange, limit: asyncio.Timeout) -> None:
         tracker = self._requests.tracker(context)
         try:
-            await first_success(tracker, partial(self._attempt, tracker, client, limit))
+            await first_success(tracker, partial(self._name_and_follow, tracker, client, limit))
         except asyncio.CancelledError:
             tracker.left(time.monotonic())
             raise
         finally:
             tracker.end(time.monotonic())
 
-    async def _attempt(
+    async def _name_and_follow(
         self, tracker: Tracker, client: GatewayExchange, limit: asyncio.Timeout, candidate: Candidate
     ) -> None:
         """Name the pod of a candidate, which is booked first, and follow the response. `limit` ends with the pick."""

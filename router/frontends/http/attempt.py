@@ -1,21 +1,26 @@
-"""The phases attempt and relay over HTTP: sends a request to the pods that its tracker names, until one responds."""
+"""Serves one request over HTTP: carries out what `request/` asks for, sends the request to the pods that its tracker
+names, until one responds, and moves the bytes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
 from router.decision import Candidate, Split
-from router.errors import UpstreamError, UpstreamTimeout
+from router.errors import RouterError, UpstreamError, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.relay import AnyReply, Downstream, relay, relay_joined
 from router.frontends.http.replies import message_error
 from router.frontends.http.upstream import UpstreamSender
+from router.frontends.step_executor import StepExecutor
+from router.request.context import RequestContext
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.continuation.later_pods import CHECK_S, MovePace
+from router.request.requests import Requests
 from router.request.tracker import Tracker
 
 
@@ -76,14 +81,41 @@ async def first_success(tracker: Tracker, attempt: Callable[[Candidate], Awaitab
         candidate = following
 
 
-class Attempts:
-    def __init__(self, sender: UpstreamSender, splits: SplitExecutor, pulls: PullExecutor) -> None:
-        self._sender = sender
-        self._splits = splits
-        self._pulls = pulls
-        self._leaving = LeavingStreams()
+@dataclass(eq=False)
+class Forwarder:
+    """Serves requests over HTTP."""
 
-    async def serve(self, tracker: Tracker, client: Downstream) -> None:
+    _requests: Requests
+    _steps: StepExecutor
+    _sender: UpstreamSender
+    _splits: SplitExecutor
+    _pulls: PullExecutor
+    _leaving: LeavingStreams = field(init=False, default_factory=LeavingStreams)
+
+    async def forward(self, context: RequestContext, client: Downstream) -> None:
+        """Serve one request, and settle it however it ends. Raises `RouterError` where no response could be sent, or
+        not to its end."""
+        endings = self._requests.endings
+        endings.begin()
+        try:
+            await self._serve(context, client)
+        except asyncio.CancelledError:
+            endings.interrupted(context, by_client=client.disconnected)
+            raise
+        except RouterError as error:
+            endings.failed(context, error, has_answered=client.started)
+            raise
+        finally:
+            endings.end(context, was_slow=client.was_slow)
+
+    async def _serve(self, context: RequestContext, client: Downstream) -> None:
+        answer = await self._steps.run(self._requests.prepare(context))
+        if answer is None:
+            await self.serve_prepared(self._requests.tracker(context), client)
+        else:
+            await send_answer(answer, context, client)
+
+    async def serve_prepared(self, tracker: Tracker, client: Downstream) -> None:
         """Try candidates until one has begun to respond. Raises the error of the last one."""
         try:
             await first_success(tracker, partial(self._attempt, tracker, client))
@@ -145,3 +177,13 @@ class Attempts:
             return self._sender.send_once(context.inbound, plan.pod, lambda: body)
         inbound = tracker.asked.inbound if isinstance(tracker, ContinuingTracker) else context.inbound
         return self._sender.send(inbound, plan.pod, body)
+
+
+async def send_answer(answer: Iterator[bytes], context: RequestContext, client: Downstream) -> None:
+    context.status, context.result = 200, "ok"
+    client.start(200, [(b"content-type", b"application/json"), (b"x-request-id", context.request.id.encode())])
+    for piece in answer:
+        if not client.put(piece):
+            await client.ready()
+        await asyncio.sleep(0)
+    client.finish()

@@ -22,7 +22,6 @@ from router.frontends.http.cors import CorsPolicy, page_refusal
 from router.frontends.http.encoded_bodies import UNPACKED_INLINE_BYTES, is_accepted, unpack
 from router.frontends.http.exchange import STATUS_LINES, BodyHolder, BodyMemory, ReceivedRequest, date_line
 from router.frontends.http.relay import Downstream
-from router.frontends.http.websockets import WebSocketClient
 from router.request.error_responses import error_body, error_headers
 
 _MARKED_OBJECT = re.compile(BOM_UTF8 + rb"\s{0,64}\{")
@@ -63,7 +62,6 @@ class HttpEdge:
         self.client_connections = places = FairBound(limits.max_connections, "connections", "limits.max_connections")
         self.newcomers = Newcomers(lambda: places.limit - places.used)
         self.cors: CorsPolicy | None = None
-        self.websocket_paths: frozenset[str] = frozenset()
 
     def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
         """Why a request is refused before its key is checked; None if it is not."""
@@ -115,18 +113,10 @@ class HttpEdge:
 
     def standalone_error(self, error: RouterError) -> bytes:
         """The whole response to a request that cannot be parsed; it closes the connection."""
-        return whole_error(error)
-
-    async def serve_websocket(self, received: ReceivedRequest, client: WebSocketClient) -> None:
-        raise NotImplementedError
-
-
-def whole_error(error: Exception, *, names_pods: bool = True) -> bytes:
-    """A whole response, after which the connection is closed."""
-    body = error_body(error, names_pods=names_pods)
-    headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
-    first = STATUS_LINES[status_of(error)], b"\r\n", date_line(int(time())), b"\r\n"
-    return b"".join([*first, *headers, b"connection: close\r\n\r\n", body])
+        body = error_body(error)
+        headers = [b"%b: %b\r\n" % pair for pair in error_headers(error, body)]
+        first = STATUS_LINES[status_of(error)], b"\r\n", date_line(int(time())), b"\r\n"
+        return b"".join([*first, *headers, b"connection: close\r\n\r\n", body])
 
 
 def send_error(client: AnyExchange, error: Exception, *more: tuple[bytes, bytes], names_pods: bool = True) -> None:

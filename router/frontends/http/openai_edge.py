@@ -27,14 +27,13 @@ from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
 from router.frontends.body_edits import BodyEdits
 from router.frontends.fair_turns import BurstPlaces, FairTurns
+from router.frontends.http.attempt import Forwarder
 from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
-from router.frontends.http.forward import Forwarder
-from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error, whole_error
+from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
-from router.frontends.http.websockets import WebSocketClient, model_in_query
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.tracing import RequestTrace, Tracing
@@ -72,7 +71,6 @@ class OpenAiEdge(HttpEdge):
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__(limits, ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods)
-        self.websocket_paths = frozenset({Endpoint.REALTIME.value})
         self._forwarder = forwarder
         self._endings = endings
         self._reader = reader
@@ -167,23 +165,6 @@ class OpenAiEdge(HttpEdge):
             self._fail(client, error, request_id, trace)
         finally:
             self._end(received, counted=counted)
-
-    async def serve_websocket(self, received: ReceivedRequest, client: WebSocketClient) -> None:
-        """Serve one websocket until it is closed. Cancelled when the router stops."""
-        request_id, counted = checked_id(received.named), self._begin(received)
-        try:
-            model = model_in_query(received.target)
-            context = self.admit(received, request_id, model=model)
-            self._endings.has_arrived(received.arriving)
-            await self._forwarder.forward_websocket(context, client)
-        except Exception as error:
-            if not isinstance(error, RouterError):
-                log.exception("websocket failed", request_id=request_id)
-            if not client.started:
-                client.writer.write(whole_error(error, names_pods=self._edge.route_headers))
-        finally:
-            self._end(received, counted=counted)
-            await client.close()
 
     async def _stored(
         self, received: ReceivedRequest, request_id: str, trace: RequestTrace | None

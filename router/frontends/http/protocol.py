@@ -31,7 +31,6 @@ from router.frontends.http.exchange import (
     Serve,
 )
 from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
-from router.frontends.http.websockets import asks_for_websocket, taken_over, websocket_refusal
 from router.request.error_responses import headers_too_large, late_request, too_many_headers
 from router.request.inbound import HeaderList, first_values
 
@@ -48,7 +47,6 @@ PIPELINED_BYTES = 64 * 1024
 MAX_AHEAD = 64
 """Requests that are accepted ahead of their responses where they arrive in one piece. 9,000 small requests fit into a
 piece and would block the event loop for 100 ms."""
-_GET = frozenset({"GET"})
 
 
 class EdgeProtocol(asyncio.Protocol):
@@ -174,13 +172,7 @@ class EdgeProtocol(asyncio.Protocol):
             return
         self._unread_bytes += len(data)
         try:
-            rest = self._feed(data)
-            while rest is not None:
-                if self._begins_websocket():
-                    self._serve_websocket(bytes(rest))
-                    return
-                self._repeat_without_upgrade()
-                rest = self._feed(rest)
+            self._feed(data)
         except httptools.HttpParserError as error:
             self._reject_client(parse_refusal(error))
         if self._boundary_seen and not self._rejected:
@@ -189,46 +181,19 @@ class EdgeProtocol(asyncio.Protocol):
         if self._unread_bytes > self._limits.max_header_bytes and not self._rejected:
             self._reject_client(headers_too_large(self._limits))
 
-    def _feed(self, data: bytes | memoryview) -> memoryview | None:
-        """Parse these bytes. Returns those after a head that requests an upgrade."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return memoryview(data)[upgrade.args[0] :]
-        return None
-
-    def _repeat_without_upgrade(self) -> None:
-        """Parse the last head again without its Upgrade header, as if the client had not sent it (RFC 9110 7.8).
-        httptools does not parse the body of a request to upgrade: it would become the next request."""
-        method, version = self.parser.get_method(), self.parser.get_http_version()
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
-
-    def _begins_websocket(self) -> bool:
-        """Whether the head that was just parsed begins a websocket that a pod serves."""
-        is_idle = self.last is None or (self.last.response_complete and not self.pipeline)
-        path, _, fault = read_target(self.url)
-        is_known = not fault and path in self._edge.websocket_paths
-        return is_idle and is_known and asks_for_websocket(self.parser, self.headers)
-
-    def _serve_websocket(self, rest: bytes) -> None:
-        """Leave the connection to a websocket. `rest`: what follows its head."""
-        path, target, _ = read_target(self.url)
-        headers, named = self.headers, first_values(self.headers)
-        received = ReceivedRequest("GET", path, target, headers, named, self._host)
-        received.refusal = self._refusal(received, _GET) or websocket_refusal(headers, named, self._edge.cors)
-        self._rejected = True  # no further request on this connection
-        self._deadlines.disarm()
-
-        def on_lost(error: Exception | None) -> None:
-            self.connection_lost(error)
-            if not client.started:  # a task that is cancelled before its first step releases nothing
-                self._loop.call_soon(task.cancel)
-
-        client = taken_over(self.transport, rest, on_lost, self._deadlines)
-        tasks = self._state.tasks
-        tasks.add(task := self._loop.create_task(self._edge.serve_websocket(received, client)))
-        task.add_done_callback(tasks.discard)
+    def _feed(self, data: bytes) -> None:
+        """Parse these bytes, and a head with an Upgrade header again without it, as if the client had not sent it (RFC
+        9110 7.8). httptools does not parse the body of a request to upgrade: it would become the next request."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = memoryview(rest)[upgrade.args[0] :]
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
 
     def pause_writing(self) -> None:
         self.connection.pause_writing()
@@ -350,7 +315,7 @@ class EdgeProtocol(asyncio.Protocol):
         if parser.should_upgrade():
             if parser.get_method() == b"CONNECT":
                 raise MethodNotAllowed("CONNECT is not supported: the router is not a forward proxy.", ())
-            return  # `_repeat_without_upgrade` follows
+            return  # `_feed` parses the head again
         if len(self.pipeline) >= MAX_AHEAD:
             raise MalformedRequest(f"More than {MAX_AHEAD} requests were sent ahead of their responses.")
         self._unread_bytes, self._dropped_bytes, self._progress_bytes = 0, 0, PROGRESS_BYTES

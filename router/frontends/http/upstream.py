@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from socket import gaierror
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -42,7 +42,6 @@ MAX_IDLE_CONNECTIONS = 256
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """The router, not the pod, is why a connection cannot be opened."""
 
-_Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
 _UNPACKED = (b"accept-encoding", b"identity")
 """The pod, or a proxy in front of it, must not compress what the router reads."""
 _PLAIN: HeaderList = [_UNPACKED, (b"user-agent", b"warmroute")]
@@ -189,26 +188,16 @@ class UpstreamPool:
         headers = [*headers, *self.credentials]
         return request_message(method, self.path_prefix + target.encode(), self.host_header, headers, body)
 
-    async def stream(self, buffer_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection of its own for any protocol; each direction buffers as much. Raises `ConnectFailed`."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(buffer_bytes, loop)
-        transport, protocol = await self._connected(lambda: asyncio.StreamReaderProtocol(reader, loop=loop))
-        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
     async def _connect(self) -> Connection:
-        opened = partial(Connection, asyncio.get_running_loop(), self.timeouts, self.pod)
-        return (await self._connected(opened))[1]
-
-    async def _connected(self, opened: Callable[[], _Protocol]) -> tuple[asyncio.Transport, _Protocol]:
         loop = asyncio.get_running_loop()
+        opened = partial(Connection, loop, self.timeouts, self.pod)
         try:
             tls = self._tls.current() if self._tls else None
             async with asyncio.timeout(self.timeouts.connect_s):
                 if self._socket:
                     name = self._host if tls else None
-                    return await loop.create_unix_connection(opened, self._socket, ssl=tls, server_hostname=name)
-                return await loop.create_connection(opened, self._host, self._port, ssl=tls)
+                    return (await loop.create_unix_connection(opened, self._socket, ssl=tls, server_hostname=name))[1]
+                return (await loop.create_connection(opened, self._host, self._port, ssl=tls))[1]
         except TimeoutError as error:
             why = f"not connected within {self.timeouts.connect_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
@@ -318,11 +307,6 @@ class UpstreamSender:
         `Leg`."""
         pool = self.pool(pod)
         return pool.exchange_once(lambda: self._message(inbound, pool, body(), part))
-
-    def upgrade_head(self, inbound: Inbound, pod: Pod) -> bytes:
-        pool = self.pool(pod)
-        headers = [*self.headers(inbound, pool), (b"connection", b"Upgrade"), (b"upgrade", b"websocket")]
-        return request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, b"")
 
     def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> UpstreamMessage:
         headers = self.headers(inbound, pool, part)

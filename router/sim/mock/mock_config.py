@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,5 +95,3 @@ class MockEngineConfig(SimPodConfig):
     kv_events: KvEventConfig | None = KvEventConfig()
     """None for an engine that publishes no KV events."""
     handoff: HandoffConfig = HandoffConfig()
-    websocket: type[asyncio.Protocol] | Literal["none"] = "none"
-    """Serves requests to upgrade, as uvicorn's `ws`."""
