@@ -17,7 +17,6 @@ from rich.progress import Progress
 
 from router.errors import ConfigError
 from router.observe.changes import Change
-from router.observe.receipt_lines import CHANGE_LINE
 from router.observe.receipts import Line, Receipt
 from router.policy.recording import FleetLine
 
@@ -28,8 +27,7 @@ READ_BYTES = 1 << 20
 def lines_of(path: Path) -> Iterator[Line | Change]:
     """Every line of the file, after those of its rotated files, FILE.1 or FILE.1.gz and so on, oldest first. Progress
     is shown on a terminal. Raises `ConfigError` with the number of an invalid line."""
-    line_of = msgspec.json.Decoder(Receipt | FleetLine).decode
-    change_of = msgspec.json.Decoder(dict[str, Change]).decode
+    decode = msgspec.json.Decoder(Receipt | FleetLine | Change).decode
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for file in (*_rotated(path), path):
             number = 0
@@ -38,7 +36,7 @@ def lines_of(path: Path) -> Iterator[Line | Change]:
                     large: Any = BufferedReader(raw, READ_BYTES)
                     lines = GzipFile(fileobj=large) if file.suffix == ".gz" else large
                     for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
-                        yield change_of(line)["change"] if line.startswith(CHANGE_LINE) else line_of(line)
+                        yield decode(line)
             except (OSError, EOFError, ValueError) as error:
                 raise ConfigError(f"{file}:{number}: not a receipt: {error}") from error
 

@@ -134,7 +134,7 @@ def summary_command(
         Console().print(table, "")
     table = folded_table("changed at", "what", "subject", "cause", box=None)
     for change in changes:
-        table.add_row(local(change.at_s), *map(printable, (change.kind, change.subject, change.cause)))
+        table.add_row(local(change.at_s), *map(printable, (change.what, change.subject, change.cause)))
     Console().print(table if changes else "no recorded changes")
 
 

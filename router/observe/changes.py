@@ -21,11 +21,11 @@ MAX_CHARACTERS = 400
 ChangeKind: TypeAlias = Literal["ejected", "readmitted", "joined", "left", "restarted", "generation", "policy"]
 
 
-class Change(msgspec.Struct, frozen=True):
+class Change(msgspec.Struct, frozen=True, tag_field="kind", tag="change"):
     """One change at the Unix time `at_s`. `subject`: a pod, or the policies that differ."""
 
     at_s: float
-    kind: ChangeKind
+    what: ChangeKind
     subject: str
     cause: str
 
@@ -37,9 +37,9 @@ class Changes:
         self._latest: deque[Change] = deque(maxlen=MAX_CHANGES)
         self._write = write
 
-    def add(self, kind: ChangeKind, subject: str, cause: str) -> None:
+    def add(self, what: ChangeKind, subject: str, cause: str) -> None:
         """Record a change of this moment."""
-        change = Change(time.time(), kind, shortened(subject, MAX_CHARACTERS), shortened(cause, MAX_CHARACTERS))
+        change = Change(time.time(), what, shortened(subject, MAX_CHARACTERS), shortened(cause, MAX_CHARACTERS))
         self._latest.appendleft(change)
         self._write(change)
 

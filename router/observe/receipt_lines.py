@@ -1,7 +1,7 @@
 """Writes and reads files of receipts.
 
 Each line is a JSON object: a request, a fleet, which is written before the first scene that refers to it, or a change
-of the fleet, `{"change": {...}}`. A disk error disables the file and fails no request.
+of the fleet; `kind` says which. A disk error disables the file and fails no request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REPEAT_FLEET_AFTER_SCENES = 1000
 """The fleet is written again because files are rotated."""
 MAX_FLEETS = 256
 """Fleets that scenes may refer to, while a file is read: the last ones. Each router repeats its own."""
-CHANGE_LINE = b'{"change":'
+CHANGE_LINE = b'{"kind":"change",'
 """How the line of a change begins."""
 
 LineT = TypeVar("LineT")
@@ -71,7 +71,7 @@ class ReceiptWriter:
         return self._put(found)
 
     def write_change(self, change: Change) -> None:
-        self._sink(self._encode({"change": change}))
+        self._sink(self._encode(change))
 
     def repeat_fleet(self) -> None:
         """Write the fleet again before the next scene: the lines begin a new file."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.observe.changes import Change
+from router.observe.changes import Change, ChangeKind
 from router.observe.receipt_lines import ReceiptWriter
 from router.observe.receipts import Outcome, RecordedDecision, record_decision
 from router.policy.decide import decide
@@ -57,11 +57,8 @@ def lines(found: Iterable[RecordedDecision], *, scenes: bool = True) -> list[byt
     return written
 
 
-def change(after_s: float, kind: str, subject: str, cause: str = "") -> bytes:
-    at_s = NOON_S + after_s
-    found = {"change": {"at_s": at_s, "kind": kind, "subject": subject, "cause": cause}}
-    assert msgspec.convert(found["change"], Change).at_s == at_s
-    return msgspec.json.encode(found)
+def change(after_s: float, kind: ChangeKind, subject: str, cause: str = "") -> bytes:
+    return msgspec.json.encode(Change(NOON_S + after_s, kind, subject, cause))
 
 
 def write(path: Path, found: Iterable[bytes]) -> Path:

@@ -62,4 +62,4 @@ async def test_the_page_of_the_router_that_is_kept_is_at_the_printed_address(
         kept.cancel()
         await asyncio.wait([kept])
     assert page.text.startswith("<!doctype html>") and [pod["state"] for pod in listed] == ["ready"]
-    assert f"http://127.0.0.1:{ADMIN_PORT}/ui" in (ROOT / "README.md").read_text().partition("demo --keep")[2][:300]
+    assert f"http://127.0.0.1:{ADMIN_PORT}/ui" in (ROOT / "README.md").read_text().partition("`--keep`")[2][:300]

@@ -84,11 +84,11 @@ def test_recorded_changes_are_listed_in_order_of_time(typed: Typed, tmp_path: Pa
     recorded = [change(90, "policy", "mine", "files changed"), change(30, "ejected", "b", "connection refused")]
     path = write(tmp_path / "r.jsonl", [*lines([made(0)]), *recorded])
     changes = summed(typed, path)["changes"]
-    assert [(one["kind"], one["subject"], one["cause"]) for one in changes] == [
+    assert [(one["what"], one["subject"], one["cause"]) for one in changes] == [
         ("ejected", "b", "connection refused"),
         ("policy", "mine", "files changed"),
     ]
-    assert [one["kind"] for one in summed(typed, path, "--since", "2025-12-01T12:01Z")["changes"]] == ["policy"]
+    assert [one["what"] for one in summed(typed, path, "--since", "2025-12-01T12:01Z")["changes"]] == ["policy"]
     shown = typed("receipts", "summary", path).out
     assert "connection refused" in shown and "2025-12-01 12:00:30" in shown
 

@@ -74,7 +74,7 @@ def test_what_changes_the_pods_that_can_serve_is_recorded_with_its_cause(fleet: 
     fleet.event("b", PodEvent.DRAIN, reason="not ready in Kubernetes")
     fleet.event("b", PodEvent.LOST)
     fleet.event("a", PodEvent.LOST)
-    assert [(one.kind, one.subject, one.cause) for one in reversed(changes.latest())] == [
+    assert [(one.what, one.subject, one.cause) for one in reversed(changes.latest())] == [
         ("ejected", "a", "3 health checks in a row failed"),
         ("readmitted", "a", "health check passed"),
         ("restarted", "a", "a new process answers; its cache is empty"),

@@ -74,7 +74,7 @@ async def test_the_set_is_replaced_as_a_whole_and_then_reviewed(folder: PolicyFo
     assert metrics[of_decisions.POLICY_RELOAD_TTFT].labels().value == 1.25
     await feed.reload()
     assert metrics[of_decisions.POLICY_RELOAD_TTFT].labels().value == 1.0, "nothing changed"
-    assert [(one.kind, one.subject, one.cause) for one in changes.latest()] == [("policy", "mine", done.review)]
+    assert [(one.what, one.subject, one.cause) for one in changes.latest()] == [("policy", "mine", done.review)]
 
 
 async def test_a_failing_review_does_not_prevent_the_reload(folder: PolicyFolder) -> None:

@@ -112,7 +112,7 @@ def test_changes_are_lines_that_readers_of_receipts_skip(tmp_path: Path) -> None
     writer = ReceiptWriter(lines.append)
     writer.write_change(Change(1.5, "ejected", "pod-1", "connection refused"))
     assert lines == [
-        b'{"change":{"at_s":1.5,"kind":"ejected","subject":"pod-1","cause":"connection refused"}}',
+        b'{"kind":"change","at_s":1.5,"what":"ejected","subject":"pod-1","cause":"connection refused"}',
     ]
     writer.write(OUTCOME, kept(scene(*ready(pod("a")))), prompt(300))
     path = in_file(tmp_path, lines)

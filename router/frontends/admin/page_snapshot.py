@@ -188,7 +188,7 @@ class PageSource:
         streams, reason_of = self.kv_streams, self.gauges.fleet.state_reason
         errors = (f"{one.source}: {one.error}" for one in self.gauges.discovery if one.error)
         since_s = time.time() - MINUTE_S
-        restarts = (one for one in self.changes.latest() if one.kind == "restarted" and one.at_s >= since_s)
+        restarts = (one for one in self.changes.latest() if one.what == "restarted" and one.at_s >= since_s)
         present = Present(
             pods=len(statuses),
             source_error=next(errors, ""),
