@@ -191,7 +191,7 @@ async def test_the_latest_changes_are_shown(tmp_path: Path) -> None:
     page.fleet.event("a", PodEvent.PROBE_OK)
     page.fleet.event("a", PodEvent.EJECT, reason="connection refused")
     found = (await page.shown())["changes"]
-    assert [(one["kind"], one["subject"], one["cause"]) for one in found] == [
+    assert [(one["what"], one["subject"], one["cause"]) for one in found] == [
         ("ejected", "a", "connection refused"),
         ("joined", "a", "health check passed"),
     ]
