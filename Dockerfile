@@ -6,6 +6,7 @@ RUN --mount=type=cache,target=/root/.cache/pip python -m venv --without-pip /opt
  && python -m pip --python /opt/warmroute install --no-compile --no-deps --require-hashes -r image.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY router router
+COPY loadtest loadtest
 COPY policies policies
 COPY config config
 RUN python -m pip --python /opt/warmroute install --no-compile --no-deps --no-build-isolation . \
@@ -20,7 +21,7 @@ RUN cd /opt/warmroute/lib/python3*/site-packages \
  && find . \( -name '*.pyi' -o -name '*.h' -o -name '*.a' -o -name '*.pxd' \) -delete \
  && find . -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
 # Compiles the modules that are used: containers run on a read-only file system.
-RUN /opt/warmroute/bin/python -c 'import router.wiring.program, router.wiring.agent, router.sim.mock_engine; \
+RUN /opt/warmroute/bin/python -c 'import router.wiring.program, router.wiring.agent, loadtest.mock_engine.mock_engine; \
 from transformers import AutoTokenizer, PreTrainedTokenizerFast' \
  && /opt/warmroute/bin/warmroute config show >/dev/null
 

@@ -25,15 +25,15 @@ import numpy as np
 import zmq
 
 from loadtest.bodies import MODEL
+from loadtest.commands.child_processes import JSON_CALL, all_pods_trusted, free_port, router_config
 from loadtest.hostile_bodies import CONTENT_TYPES, HOSTILE_BODIES
+from loadtest.mock_engine.event_publisher import encode_batch
 from loadtest.peers.processes import launch
 from loadtest.rig import PLAN
-from router.cli.child_processes import JSON_CALL, all_pods_trusted, free_port, router_config
 from router.config.load import shipped
 from router.config.schema import ModelConfig
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
-from router.sim.mock.event_publisher import encode_batch
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection

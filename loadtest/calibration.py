@@ -24,7 +24,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     FleetPlan,
     cancel_on_sigterm,
     clear_caches,
@@ -32,13 +32,13 @@ from router.cli.child_processes import (
     mock_fleet,
     router_config,
 )
-from router.cli.load_driver import drive
+from loadtest.traffic.chat_workload import sessions
+from loadtest.traffic.load_driver import drive
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
-from router.sim.chat_workload import sessions
 
 WINDOWS = ((0, 50), (50, 200), (200, 10**9))
 

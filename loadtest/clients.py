@@ -29,13 +29,13 @@ import typer
 from rich.console import Console
 
 from loadtest.checked_files import writable_report
+from loadtest.commands.child_processes import ChildError
+from loadtest.commands.mock_engine_command import TOKENIZER_PACKAGE
 from loadtest.html_page import PlotsUnavailable
 from loadtest.load_figures import Objective
 from loadtest.record import Row, Run, record_of
 from loadtest.run import command, finish
 from loadtest.runs import first_model
-from router.cli.child_processes import ChildError
-from router.cli.mock_engine_command import TOKENIZER_PACKAGE
 from router.cli.options import writable
 
 TAIL_LINES = 15

@@ -34,7 +34,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     Child,
     FleetPlan,
     RouterUrls,
@@ -46,9 +46,9 @@ from router.cli.child_processes import (
     mock_fleet,
     router_config,
 )
-from router.cli.load_driver import DriveResults, RequestResult, drive
-from router.sim.chat_workload import sessions
-from router.sim.virtual.outcome import cached_share
+from loadtest.simulator.outcome import cached_share
+from loadtest.traffic.chat_workload import sessions
+from loadtest.traffic.load_driver import DriveResults, RequestResult, drive
 from router.stores.redis_connection import RedisConnection
 from tests.redis_process import RedisProcess, address_of, redis_process
 

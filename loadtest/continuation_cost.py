@@ -26,7 +26,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     FleetPlan,
     all_pods_trusted,
     cancel_on_sigterm,
@@ -36,7 +36,7 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import LoadDriver
+from loadtest.traffic.load_driver import LoadDriver
 from router.types import Endpoint
 
 PLAN = FleetPlan(pods=2, num_blocks=8192, time_scale=0.5)

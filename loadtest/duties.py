@@ -22,10 +22,10 @@ from typing import Any
 import httpx
 
 from loadtest.checkout import Checkout
+from loadtest.commands.child_processes import free_port, router_config
 from loadtest.peers.processes import launch
 from loadtest.rig import PLAN, Mocks
 from router.admission.tenant import salt_of
-from router.cli.child_processes import free_port, router_config
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior

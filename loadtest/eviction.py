@@ -20,10 +20,10 @@ import typer
 
 from loadtest.cache_tier import CacheTier, Prompt, Segment, Values, by_recency
 from loadtest.reuse_value import ReuseValue
+from loadtest.simulator.agent_sessions import agent_traffic, read_agent_sessions
+from loadtest.simulator.traffic import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
+from loadtest.simulator.traffic import mooncake_traffic, read_mooncake
 from router.cost_model import PodSpeed
-from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
-from router.sim.virtual.traffic import MOONCAKE_BLOCK_TOKENS as BLOCK_TOKENS
-from router.sim.virtual.traffic import mooncake_traffic, read_mooncake
 
 AGENTS_S = 14_400.0
 ANSWER_TOKEN_S = 0.03

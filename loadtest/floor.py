@@ -26,7 +26,7 @@ from router.addresses import split_url
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MODEL
-from router.cli.mock_engine_command import mock_tokenizer
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields

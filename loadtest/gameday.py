@@ -34,11 +34,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from helm.monitoring.alerts import ALERTS
-from loadtest.gameday_findings import WATCHED_S, Finding, p99_doubled_s, table, ttft_p99_s
-from loadtest.gameday_incidents import INCIDENTS, LINK_GB_PER_S, MOCK_LINK_FACTOR, PLAN, PODS, Incident, Rig
-from loadtest.gameday_watch import Screen, Sightings, follow_page, prometheus, screen, seconds_of
-from loadtest.steady_streams import SHOWN
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     ChildError,
     all_pods_trusted,
     cancel_on_sigterm,
@@ -48,14 +44,18 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import LoadDriver, SendRequest, play
+from loadtest.gameday_findings import WATCHED_S, Finding, p99_doubled_s, table, ttft_p99_s
+from loadtest.gameday_incidents import INCIDENTS, LINK_GB_PER_S, MOCK_LINK_FACTOR, PLAN, PODS, Incident, Rig
+from loadtest.gameday_watch import Screen, Sightings, follow_page, prometheus, screen, seconds_of
+from loadtest.steady_streams import SHOWN
+from loadtest.traffic.chat_workload import SessionShape, mixed_sessions, poisson, sessions
+from loadtest.traffic.load_driver import LoadDriver, SendRequest, play
 from router.cli.options import writable
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import IncomingResponse
-from router.sim.chat_workload import SessionShape, mixed_sessions, poisson, sessions
 from tests.redis_process import RedisProcess, redis_process
 
 PREFILL_PODS = 3

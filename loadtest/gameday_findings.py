@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.cli.figures import percentile
-from router.cli.load_driver import RequestResult
+from loadtest.traffic.figures import percentile
+from loadtest.traffic.load_driver import RequestResult
 
 WATCHED_S = 50.0
 WINDOW_S, MIN_REQUESTS = 10.0, 30

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from router.cli.child_processes import JSON_CALL, FleetPlan
+from loadtest.commands.child_processes import JSON_CALL, FleetPlan
 from tests.redis_process import RedisProcess
 
 PODS = 6

@@ -23,7 +23,7 @@ import msgspec
 from ruamel.yaml import YAML
 
 from helm.generate import CHART
-from router.cli.child_processes import ChildError, free_port, logged_process
+from loadtest.commands.child_processes import ChildError, free_port, logged_process
 
 RULES = CHART / "files" / "alerts.yaml"
 POLL_S = 0.25

@@ -46,14 +46,14 @@ from router.cli.options import writable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, chat_bodies, warm_chats
+from loadtest.commands.child_processes import cancel_on_sigterm, free_port, logged_process
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.evil_pod import WRONGS
 from loadtest.good_clients import EVIL, GoodClients, GoodResults
 from loadtest.hostile_clients import ENDED_S
 from loadtest.peers.processes import process_usage
 from loadtest.rig import OURS, PODS, Mocks, RunningRouter, launch_router
 from loadtest.soak import connected, left_behind
-from router.cli.child_processes import cancel_on_sigterm, free_port, logged_process
-from router.cli.mock_engine_command import mock_tokenizer
 from router.config.index_schema import Index
 
 PROMPT_TOKENS, BODIES = 500, 256

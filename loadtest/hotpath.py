@@ -38,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import PREFIXES, TAIL_TOKENS, Chat, SourceText, fresh_chats, pack, warm_chats
 from loadtest.checkout import HERE, Checkout, UnknownSettings
+from loadtest.commands.child_processes import ChildError
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.duties import TENANTS, Duty, on_duty
 from loadtest.html_page import PlotAxes, bars
 from loadtest.peers.catalog import PEERS
@@ -55,8 +57,6 @@ from loadtest.rig import (
     launch_router,
     mocks,
 )
-from router.cli.child_processes import ChildError
-from router.cli.mock_engine_command import mock_tokenizer
 
 CHUNKS = 64
 """Per streamed response."""

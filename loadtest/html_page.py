@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from router.report import GLOSSARY
+from loadtest.tables import GLOSSARY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Drawing

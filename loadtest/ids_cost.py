@@ -25,8 +25,8 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.commands.child_processes import free_port
 from loadtest.peers.processes import process_usage
-from router.cli.child_processes import free_port
 from router.cli.options import writable
 from tests.live.answer_bodies import CHAT, COMPLETIONS, MODEL, chat, completion
 from tests.live.answer_scripts import TOOLS

@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest import rig
 from loadtest.bodies import MARKER, SourceText, chat_bodies
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.duties import tenant_key, write_tenants
 from loadtest.hotpath import LOADS
 from router.cli import main as warmroute
-from router.cli.mock_engine_command import mock_tokenizer
 from router.frontends.http.app import App
 from router.frontends.http.connection import Connection
 from router.frontends.http.openai_edge import OpenAiEdge

@@ -28,8 +28,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadtest.steady_streams import Answers, continuations, counted, send_steadily
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     Child,
     FleetPlan,
     RouterUrls,
@@ -40,7 +39,8 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import LoadDriver
+from loadtest.steady_streams import Answers, continuations, counted, send_steadily
+from loadtest.traffic.load_driver import LoadDriver
 from router.cli.options import writable
 from router.errors import ConnectFailed
 from router.frontends.http.upstream import UpstreamPool

@@ -30,15 +30,15 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import router.sim.virtual.router_view as views
+import loadtest.simulator.router_view as views
+from loadtest.commands.simulate_setup import shipped_prior
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from loadtest.simulated_stats import OURS
-from router.cli.simulate_setup import shipped_prior
-from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
-from router.sim.virtual.compare import Experiment, Setting
-from router.sim.virtual.router_view import HashStore
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traffic import Session, Traffic, mooncake_traffic, read_mooncake
+from loadtest.simulator.agent_sessions import agent_traffic, read_agent_sessions
+from loadtest.simulator.compare import Experiment, Setting
+from loadtest.simulator.router_view import HashStore
+from loadtest.simulator.scenario import FleetSpec
+from loadtest.simulator.traffic import Session, Traffic, mooncake_traffic, read_mooncake
 from router.types import BlockHash, PodId, PromptPrefix
 
 PODS = 8

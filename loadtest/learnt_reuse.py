@@ -25,13 +25,13 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.commands.simulate import map_in_processes
+from loadtest.commands.simulate_setup import shipped_prior
 from loadtest.policy_cases import AGENTS, CONVERSATION, OURS, Case, experiment_of
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
-from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import shipped_prior
+from loadtest.simulator.outcome import cached_share
+from loadtest.simulator.world import World
 from router.index.evicted import EvictedBlocks, EvictedByModel
-from router.sim.virtual.outcome import cached_share
-from router.sim.virtual.world import World
 from router.types import BlockChange, BlockHash, BlocksByTier, PodId
 
 CASES = (

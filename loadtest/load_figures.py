@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from router.cli.figures import Figures, figures, percentile, ttfts_ms
-from router.cli.load_driver import DriveResults, RequestResult
+from loadtest.traffic.figures import Figures, figures, percentile, ttfts_ms
+from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 LATE_TOLERATED_MS = 5.0
 LATE_TOLERATED_SHARE = 0.1

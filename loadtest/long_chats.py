@@ -37,9 +37,7 @@ from rich.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadtest.loop_watch import LagSample, LongCallback
-from loadtest.stalls import WatchLog
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     FleetPlan,
     all_pods_trusted,
     cancel_on_sigterm,
@@ -48,6 +46,8 @@ from router.cli.child_processes import (
     mock_fleet,
     router_config,
 )
+from loadtest.loop_watch import LagSample, LongCallback
+from loadtest.stalls import WatchLog
 from router.cli.options import writable
 from router.config.load import shipped
 from router.types import Endpoint

@@ -30,11 +30,11 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import PREFIXES, TAIL_TOKENS
-from router.cli.mock_engine_command import mock_tokenizer
+from loadtest.commands.mock_engine_command import mock_tokenizer
+from loadtest.mock_engine.event_publisher import KvPublisher
+from loadtest.mock_engine.faults import FaultBoard
+from loadtest.mock_engine.mock_config import KvEventConfig
 from router.prompt.template import ChatTemplate
-from router.sim.mock.event_publisher import KvPublisher
-from router.sim.mock.faults import FaultBoard
-from router.sim.mock.mock_config import KvEventConfig
 from router.types import BlocksRemoved, BlocksStored, KvEvent
 
 BLOCK_TOKENS = 16

@@ -25,17 +25,17 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.checked_files import writable_report
+from loadtest.commands.simulate import map_in_processes
+from loadtest.commands.simulate_setup import DEFAULT_FLEET, shipped_prior
 from loadtest.html_page import PlotAxes, Section, Series, lines, page, paragraph
 from loadtest.policy_cases import JITTER_S
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
-from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import DEFAULT_FLEET, shipped_prior
+from loadtest.simulator.outcome import Run
+from loadtest.simulator.scenario import FleetSpec
+from loadtest.simulator.traffic import TraceRequest, Traffic, mooncake_traffic, read_mooncake
+from loadtest.simulator.world import OnEnded, World, ignore_progress
 from router.config.load import load, shipped
 from router.policy.spec import Policy
-from router.sim.virtual.outcome import Run
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traffic import TraceRequest, Traffic, mooncake_traffic, read_mooncake
-from router.sim.virtual.world import OnEnded, World, ignore_progress
 
 Floats = NDArray[np.float64]
 SAMPLE_S = 1.0

@@ -29,20 +29,20 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.commands.simulate import map_in_processes
+from loadtest.commands.simulate_setup import DEFAULT_FLEET, shipped_prior
 from loadtest.policy_cases import JITTER_S
 from loadtest.simulated_peers.peer_admission import EarlyRejectionWorld, SaturationWorld
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
+from loadtest.simulator.admission_rules import Admission, Rule
+from loadtest.simulator.generate import Kind, TrafficMix
+from loadtest.simulator.outcome import RequestOutcome, Run, figures
+from loadtest.simulator.router_view import RouterSettings
+from loadtest.simulator.scenario import FleetSpec
+from loadtest.simulator.traffic import Session, TraceRequest, Traffic, mooncake_traffic, read_mooncake
+from loadtest.simulator.world import World
 from router.admission.tenant import Slo, Tenant
-from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import DEFAULT_FLEET, shipped_prior
 from router.config.load import load, shipped
-from router.sim.virtual.admission_rules import Admission, Rule
-from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.outcome import RequestOutcome, Run, figures
-from router.sim.virtual.router_view import RouterSettings
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traffic import Session, TraceRequest, Traffic, mooncake_traffic, read_mooncake
-from router.sim.virtual.world import World
 from router.types import Role
 
 CaseT = TypeVar("CaseT")

@@ -150,7 +150,7 @@ def main() -> None:
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--template", default="router/sim/chat_template.jinja")
+    parser.add_argument("--template", default="loadtest/mock_engine/chat_template.jinja")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     configure_logging("json", "error")

@@ -26,18 +26,18 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.commands.simulate import run_all
+from loadtest.commands.simulate_setup import DEFAULT_FLEET, Source, shipped_prior
 from loadtest.simulated_peers.peer_pickers import library_with_peers, policies_with_peers
 from loadtest.simulated_stats import MEASURES, best_policies, is_tied, spread_of
-from router.cli.simulate import run_all
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, shipped_prior
+from loadtest.simulator.compare import Experiment, Measure, Result, Setting, grid
+from loadtest.simulator.generate import TrafficMix
+from loadtest.simulator.outcome import RunFigures
+from loadtest.simulator.scenario import FleetSpec
+from loadtest.simulator.traffic import Traffic
 from router.config.load import load, shipped
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.virtual.compare import Experiment, Measure, Result, Setting, grid
-from router.sim.virtual.generate import TrafficMix
-from router.sim.virtual.outcome import RunFigures
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.traffic import Traffic
 
 OURS = "cost_aware"
 BEFORE = "cost_aware_before"

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from loadtest.load_figures import LoadFigures, Objective, load_figures
-from router.cli.load_driver import DriveResults, RequestResult
+from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 
 class RecordError(Exception):

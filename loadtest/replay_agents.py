@@ -22,19 +22,19 @@ import uvloop
 from rich.console import Console
 
 from loadtest.checked_files import writable_report
+from loadtest.commands.child_processes import ChildError, FleetPlan, cancel_on_sigterm
+from loadtest.commands.mock_engine_command import MAX_CONTEXT_TOKENS, need_tokenizer
 from loadtest.html_page import PlotsUnavailable
 from loadtest.load_figures import Objective
 from loadtest.record import Run, record_of
 from loadtest.replay_trace import one_token_words
 from loadtest.run import command, finish
 from loadtest.runs import Workload, run_on_fleet, run_on_url
-from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
-from router.cli.load_driver import DriveResults, LoadDriver, OnProgress
-from router.cli.mock_engine_command import MAX_CONTEXT_TOKENS, need_tokenizer
+from loadtest.simulator.agent_sessions import STARTS_EVERY_S, agent_traffic, read_agent_sessions
+from loadtest.simulator.traffic import IdealCache, Session, TrafficRequest
+from loadtest.traffic.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.options import writable
 from router.errors import ConfigError
-from router.sim.virtual.agent_sessions import STARTS_EVERY_S, agent_traffic, read_agent_sessions
-from router.sim.virtual.traffic import IdealCache, Session, TrafficRequest
 from router.types import BlockHash, Endpoint
 
 ROUTER_BLOCK_TOKENS = 16

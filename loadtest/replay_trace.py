@@ -23,17 +23,17 @@ import uvloop
 from rich.console import Console
 
 from loadtest.checked_files import writable_report
+from loadtest.commands.child_processes import ChildError, FleetPlan, cancel_on_sigterm
+from loadtest.commands.mock_engine_command import mock_tokenizer, need_tokenizer
 from loadtest.html_page import PlotsUnavailable
 from loadtest.load_figures import Objective
+from loadtest.mock_engine.vocabulary import WORDS
 from loadtest.record import Run, record_of
 from loadtest.run import command, finish
 from loadtest.runs import Workload, run_on_fleet, run_on_url
-from router.cli.child_processes import ChildError, FleetPlan, cancel_on_sigterm
-from router.cli.load_driver import DriveResults, LoadDriver, OnProgress
-from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from loadtest.traffic.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.options import writable
 from router.errors import ConfigError
-from router.sim.mock.vocabulary import WORDS
 from router.types import Endpoint
 
 TRACE_BLOCK_TOKENS = 512

@@ -35,9 +35,9 @@ from loadtest.html_page import (
 )
 from loadtest.load_figures import LoadFigures, Objective
 from loadtest.record import Record, RecordError, Run, read_record
+from loadtest.simulator.outcome import cached_share
 from loadtest.summary import cells, judged, objective, warnings
-from router.cli.figures import ONE_RUN
-from router.sim.virtual.outcome import cached_share
+from loadtest.traffic.figures import ONE_RUN
 
 Judged: TypeAlias = Sequence[tuple[Run, LoadFigures]]
 

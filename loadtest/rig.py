@@ -24,9 +24,9 @@ import typer
 
 from loadtest.bodies import MODEL
 from loadtest.checkout import HERE, Checkout
+from loadtest.commands.child_processes import Child, FleetPlan, all_pods_trusted, free_port, router_config
 from loadtest.peers.catalog import PEERS, LaunchPlan, Peer, Pod, ports, responds
 from loadtest.peers.processes import launch, process_usage
-from router.cli.child_processes import Child, FleetPlan, all_pods_trusted, free_port, router_config
 
 BENCH = Path(__file__).with_name("bench")
 BenchFolder = Annotated[Path, typer.Option(exists=True, help="Folder with mock.c and lg.c.")]

@@ -27,8 +27,7 @@ from router.addresses import split_url
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from loadtest.steady_streams import Answers, continuations, counted, send_steadily
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     Child,
     FleetPlan,
     cancel_on_sigterm,
@@ -37,7 +36,8 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import LoadDriver
+from loadtest.steady_streams import Answers, continuations, counted, send_steadily
+from loadtest.traffic.load_driver import LoadDriver
 from router.cli.options import writable
 from router.types import Endpoint
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes

@@ -23,6 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.checked_files import writable_report
+from loadtest.commands.child_processes import ChildError, cancel_on_sigterm
+from loadtest.commands.mock_engine_command import mock_tokenizer, need_tokenizer
 from loadtest.html_page import PlotsUnavailable
 from loadtest.record import Record, Run, record_of, write_record
 from loadtest.report import write_report
@@ -30,13 +32,11 @@ from loadtest.runs import Workload, first_model, run_on_fleet, run_on_url
 from loadtest.scenario import Scenario, load_scenario, ours
 from loadtest.slow_client import exchange_at_pace
 from loadtest.summary import judged, table, warnings
-from router.cli.child_processes import ChildError, cancel_on_sigterm
-from router.cli.figures import ideal_cached_tokens
-from router.cli.load_driver import DriveResults, OnProgress, drive
-from router.cli.mock_engine_command import mock_tokenizer, need_tokenizer
+from loadtest.traffic.chat_workload import ChatSession
+from loadtest.traffic.figures import ideal_cached_tokens
+from loadtest.traffic.load_driver import DriveResults, OnProgress, drive
 from router.cli.options import writable
 from router.errors import ConfigError
-from router.sim.chat_workload import ChatSession
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from router.cli.figures import percentile, ttfts_ms
-from router.cli.load_driver import OnProgress, RequestResult
-from router.sim.virtual.outcome import cached_share
+from loadtest.simulator.outcome import cached_share
+from loadtest.traffic.figures import percentile, ttfts_ms
+from loadtest.traffic.load_driver import OnProgress, RequestResult
 
 REFRESH_S = 0.5
 LINE_EVERY_S = 5.0

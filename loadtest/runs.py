@@ -15,10 +15,10 @@ from tempfile import TemporaryDirectory
 import httpx
 from rich.console import Console
 
+from loadtest.commands.child_processes import ChildError, FleetPlan, clear_caches, mock_fleet, running_router
 from loadtest.record import Run, run_of
 from loadtest.run_progress import show_progress
-from router.cli.child_processes import ChildError, FleetPlan, clear_caches, mock_fleet, running_router
-from router.cli.load_driver import DriveResults, OnProgress
+from loadtest.traffic.load_driver import DriveResults, OnProgress
 from router.config.load import shipped
 from router.config.policy_files import choose_policy, load_policies
 

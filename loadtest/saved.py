@@ -27,7 +27,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     FleetPlan,
     RouterUrls,
     clear_caches,
@@ -36,11 +36,11 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.figures import ttfts_ms
-from router.cli.load_driver import DriveResults, drive
-from router.report import text_table
-from router.sim.chat_workload import MIX, ChatSession, SessionShape, Shared, mixed_sessions, poisson
-from router.sim.virtual.outcome import cached_share
+from loadtest.simulator.outcome import cached_share
+from loadtest.tables import text_table
+from loadtest.traffic.chat_workload import MIX, ChatSession, SessionShape, Shared, mixed_sessions, poisson
+from loadtest.traffic.figures import ttfts_ms
+from loadtest.traffic.load_driver import DriveResults, drive
 
 POLICIES = {"cost_aware": "chosen", "round_robin": "round_robin", "least_load": "least_load"}
 """With the placement of the metrics."""

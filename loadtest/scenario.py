@@ -15,11 +15,11 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from loadtest.commands.child_processes import FleetPlan
 from loadtest.load_figures import Objective
-from router.cli.child_processes import FleetPlan
+from loadtest.traffic.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 from router.config.load import Strict, load
 from router.errors import ConfigError
-from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 
@@ -101,7 +101,7 @@ class SharedText(Strict):
 
 
 class Kind(Strict):
-    """Sessions of one kind; see `router/sim/chat_workload.py`."""
+    """Sessions of one kind; see `loadtest/traffic/chat_workload.py`."""
 
     share: PositiveFloat
     turns: Words = (1, 1)

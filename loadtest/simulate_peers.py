@@ -18,10 +18,10 @@ import typer
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.checked_files import writable_report
+from loadtest.commands.simulate import SimulateOptions, simulate
 from loadtest.simulated_page import write_report
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from router.cli.options import with_options
-from router.cli.simulate import SimulateOptions, simulate
 from router.errors import ConfigError
 
 

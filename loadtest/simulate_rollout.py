@@ -22,20 +22,21 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.simulate import map_in_processes
-from router.cli.simulate_setup import DEFAULT_FLEET, policy_spec, shipped_prior
+from loadtest.commands.simulate import map_in_processes
+from loadtest.commands.simulate_setup import DEFAULT_FLEET, shipped_prior
+from loadtest.simulator.generate import Kind, TrafficMix
+from loadtest.simulator.layered_pod import new_pod
+from loadtest.simulator.outcome import Run
+from loadtest.simulator.scenario import FleetSpec
+from loadtest.simulator.session_turn import SessionTurn
+from loadtest.simulator.traffic import TrafficRequest
+from loadtest.simulator.virtual_job import Job
+from loadtest.simulator.world import World
 from router.config.load import load, shipped
+from router.config.policy_files import policy_spec
 from router.errors import RouterError, UpstreamBroken
 from router.fleet.fleet import PodEvent
 from router.request.continuation.later_pods import CHECK_S, MovePace, move_ms
-from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.layered_pod import new_pod
-from router.sim.virtual.outcome import Run
-from router.sim.virtual.scenario import FleetSpec
-from router.sim.virtual.session_turn import SessionTurn
-from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job
-from router.sim.virtual.world import World
 from router.types import PodId, PrefixTrust
 
 DRAINED = "rolling update"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from loadtest.commands.simulate_report import FIGURE_COLUMNS, FigureColumn, groups_of, slo_note
 from loadtest.html_page import Section, definitions, page, paragraph, table
 from loadtest.simulated_plots import plots_of
 from loadtest.simulated_stats import (
@@ -17,10 +18,9 @@ from loadtest.simulated_stats import (
     spread_of,
     verdict_of,
 )
+from loadtest.simulator.compare import Result, in_order_of_mean, ttft_mean_ms
+from loadtest.tables import GLOSSARY
 from router.admission.tenant import Slo
-from router.cli.simulate_report import FIGURE_COLUMNS, FigureColumn, groups_of, slo_note
-from router.report import GLOSSARY
-from router.sim.virtual.compare import Result, in_order_of_mean, ttft_mean_ms
 
 RANGED = ("cached", "mean ms", "p99 ms", "SLO")
 """Columns that show the range over seeds."""

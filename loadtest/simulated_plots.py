@@ -8,8 +8,8 @@ from statistics import fmean
 
 from loadtest.html_page import PlotAxes, Section, Series, bars, cdf, lines
 from loadtest.simulated_stats import OURS
+from loadtest.simulator.compare import Result, grouped, in_order_of_mean, mean_of
 from router.admission.tenant import Slo
-from router.sim.virtual.compare import Result, grouped, in_order_of_mean, mean_of
 
 MAX_LINES = 8
 """Lines in one plot that a reader can distinguish: the best policies, and ours."""

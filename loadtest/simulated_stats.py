@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from router.cli.simulate_report import groups_of
-from router.sim.virtual.compare import Measure, Result, in_order_of_mean, ttft_mean_ms
+from loadtest.commands.simulate_report import groups_of
+from loadtest.simulator.compare import Measure, Result, in_order_of_mean, ttft_mean_ms
 
 OURS = "cost_aware"
 """The policy that reports compare with the others."""

@@ -38,8 +38,8 @@ from router.cli.options import writable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import MARKER, SourceText, chat_bodies, warm_chats
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.rig import BENCH, OURS, BenchFolder, RunningRouter, build, launch_router, mocks
-from router.cli.mock_engine_command import mock_tokenizer
 
 PROMPT_TOKENS = 500
 BODIES = 512

@@ -37,10 +37,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.activities import ACTIVITIES, PODS, SETUPS, Target, running_target
 from loadtest.bodies import SourceText, pack, warm_chats
+from loadtest.commands.child_processes import cancel_on_sigterm
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.loop_watch import LagSample, LongCallback
 from loadtest.rig import BENCH, BenchFolder, Rig, build, mocks
-from router.cli.child_processes import cancel_on_sigterm
-from router.cli.mock_engine_command import mock_tokenizer
 from router.cli.serve import allow_all_open_files
 
 TITLE = "stalls"

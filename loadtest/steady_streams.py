@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from router.cli.load_driver import LoadDriver, RequestResult
+from loadtest.traffic.load_driver import LoadDriver, RequestResult
 from router.types import Endpoint
 
 SHOWN = 5

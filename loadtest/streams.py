@@ -34,9 +34,9 @@ from router.cli.options import writable
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from loadtest.bodies import SourceText, pack, warm_chats
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.peers.catalog import PEERS
 from loadtest.rig import BENCH, DIRECT, BenchFolder, Mocks, Rig, RunningRouter, build, check_stats, launch_router, mocks
-from router.cli.mock_engine_command import mock_tokenizer
 from router.cli.serve import allow_all_open_files, connections_allowed
 
 TITLE = "stream"

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from loadtest.load_figures import LoadFigures
 from loadtest.record import Record, Run
-from router.cli.figures import ONE_RUN
-from router.report import legend, text_table
+from loadtest.tables import legend, text_table
+from loadtest.traffic.figures import ONE_RUN
 
 _NARROW = ("policy", "rate/s", "cached", "of ideal", "p50 ms", "p99 ms", "good", "good/s", "errors")
 """Columns that fit into 80 columns of text."""

@@ -24,7 +24,7 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     FleetPlan,
     cancel_on_sigterm,
     clear_caches,
@@ -33,14 +33,14 @@ from router.cli.child_processes import (
     router_config,
     temporary_folder,
 )
-from router.cli.load_driver import RequestResult, SendRequest, drive
+from loadtest.simulator.outcome import cached_share
+from loadtest.traffic.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
+from loadtest.traffic.load_driver import RequestResult, SendRequest, drive
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import IncomingResponse
-from router.sim.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
-from router.sim.virtual.outcome import cached_share
 
 QUIET, NOISY = "quiet", "noisy"
 KEYS: Mapping[str, str] = {name: f"sk-wr-key-of-the-{name}-tenant" for name in (QUIET, NOISY)}

@@ -22,8 +22,8 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.admission.tenant import salt_of
-from router.cli.mock_engine_command import mock_tokenizer
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest

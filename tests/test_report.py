@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from router.report import text_table
+from loadtest.tables import text_table
 
 
 def test_a_text_table_aligns_its_columns() -> None:

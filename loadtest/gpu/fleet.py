@@ -21,9 +21,11 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.commands.child_processes import ChildError, RouterUrls, clear_caches, configured_router
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest
-from router.cli.child_processes import ChildError, RouterUrls, clear_caches, configured_router
-from router.cli.load_driver import LoadDriver, RequestResult, play
+from loadtest.simulator.traffic import hashed_request
+from loadtest.traffic.chat_workload import ChatSession, prose, sessions
+from loadtest.traffic.load_driver import LoadDriver, RequestResult, play
 from router.config.load import shipped
 from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior
@@ -32,8 +34,6 @@ from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.chat_workload import ChatSession, prose, sessions
-from router.sim.virtual.traffic import hashed_request
 from router.types import Endpoint, PodSpeed
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 

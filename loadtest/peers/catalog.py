@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 import httpx
 
+from loadtest.commands.child_processes import FleetPlan, all_pods_trusted, free_port, router_config
 from loadtest.peers.environments import HAPROXY, NGINX, libraries, program
-from router.cli.child_processes import FleetPlan, all_pods_trusted, free_port, router_config
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,7 @@ from router.cli.options import writable
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadtest.peers.catalog import PEERS, LaunchPlan, Pod
-from loadtest.peers.environments import NotInstalled, install, program, version
-from loadtest.peers.figures import PodTokens, Round, cached_share, imbalance, markdown, table
-from loadtest.peers.processes import launch, process_usage
-from loadtest.peers.traffic import Traffic, TrafficOfRound, agent_traffic_of, session_traffic, trace_traffic
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     Child,
     ChildError,
     FleetPlan,
@@ -47,8 +42,13 @@ from router.cli.child_processes import (
     free_port,
     mock_fleet,
 )
-from router.cli.figures import percentile, ttfts_ms
-from router.cli.mock_engine_command import need_tokenizer
+from loadtest.commands.mock_engine_command import need_tokenizer
+from loadtest.peers.catalog import PEERS, LaunchPlan, Pod
+from loadtest.peers.environments import NotInstalled, install, program, version
+from loadtest.peers.figures import PodTokens, Round, cached_share, imbalance, markdown, table
+from loadtest.peers.processes import launch, process_usage
+from loadtest.peers.traffic import Traffic, TrafficOfRound, agent_traffic_of, session_traffic, trace_traffic
+from loadtest.traffic.figures import percentile, ttfts_ms
 from router.errors import ConfigError
 
 DEFAULT_PEERS = ",".join(name for name in PEERS if name != "litellm")

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 from rich.table import Table
 
-from router.report import GLOSSARY, text_table
+from loadtest.tables import GLOSSARY, text_table
 
 _COUNTER = re.compile(r"^vllm:(prompt_tokens|prefix_cache_hits|generation_tokens)_total\{[^}]*\} (\S+)$", re.MULTILINE)
 

@@ -8,14 +8,14 @@ from math import nan
 from pathlib import Path
 from typing import TypeAlias
 
+from loadtest.commands.child_processes import FleetPlan
+from loadtest.commands.mock_engine_command import MAX_CONTEXT_TOKENS, mock_tokenizer
 from loadtest.replay_agents import AgentReplay
 from loadtest.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_trace, replay
-from router.cli.child_processes import FleetPlan
-from router.cli.figures import ideal_cached_tokens
-from router.cli.load_driver import DriveResults, drive
-from router.cli.mock_engine_command import MAX_CONTEXT_TOKENS, mock_tokenizer
-from router.sim.chat_workload import sessions
-from router.sim.virtual.agent_sessions import agent_traffic, read_agent_sessions
+from loadtest.simulator.agent_sessions import agent_traffic, read_agent_sessions
+from loadtest.traffic.chat_workload import sessions
+from loadtest.traffic.figures import ideal_cached_tokens
+from loadtest.traffic.load_driver import DriveResults, drive
 
 TRACE_ROUNDED_TO_S = 3.0
 TRACE_MAX_TOKENS = 64

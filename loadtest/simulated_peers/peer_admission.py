@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import Any
 
+from loadtest.simulator.router_view import RouterView
+from loadtest.simulator.session_turn import SessionTurn
+from loadtest.simulator.world import World
 from router.admission.queue_candidates import queue_candidate
 from router.admission.tenant import Slo
 from router.errors import Overloaded
 from router.policy.decide import expected_ttft_ms
-from router.sim.virtual.router_view import RouterView
-from router.sim.virtual.session_turn import SessionTurn
-from router.sim.virtual.world import World
 
 LATE = "The request would be late."
 

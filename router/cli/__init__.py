@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -15,17 +16,11 @@ COMMANDS = {
     "serve": ("router.cli.serve:serve_command", "Run the router."),
     "picker": ("router.cli.picker:picker_command", "Run the router as the endpoint picker of a gateway."),
     "publish": ("router.cli.publish:publish_command", "Publish the blocks of a cache tier to the cluster index."),
-    "demo": ("router.cli.demo:demo_command", "Compare three policies on a fleet of mock engines."),
-    "simulate": ("router.cli.simulate:simulate_command", "Compare policies on a simulated fleet."),
-    "compare": ("router.cli.compare:compare_command", "Does it pay on recorded traffic? Simulate policies on it."),
-    "plan": ("router.cli.simulate:plan_command", "Estimate how many pods a load needs for an SLO."),
     "doctor": ("router.cli.doctor:doctor_command", "Check each part of a deployment; say what to do."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
     "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),
     "pods": ("router.cli.pods_command:pods_command", "List, add, remove, drain and undrain a running router's pods."),
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
-    "mock-engine": ("router.cli.mock_engine_command:mock_engine_command", "Run mock engines."),
-    "prior": ("router.cli.config_commands:prior_command", "Print a cost prior for a model, from its config.json."),
 }
 GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
@@ -42,6 +37,13 @@ REMOVED = {
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }
 """Commands of earlier versions, with what to use instead."""
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """Those of the router, and those that other packages add by the entry point `warmroute.commands`: a table of the
+    same kind."""
+    added = (entry.load() for entry in entry_points(group="warmroute.commands"))
+    return {name: command for table in (COMMANDS, *added) for name, command in table.items()}
 
 
 def main() -> None:
@@ -68,7 +70,7 @@ def _app(requested: str) -> typer.Typer:
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router."
     )
     app.callback()(_common_options)
-    for name, (target, text) in COMMANDS.items():
+    for name, (target, text) in commands().items():
         app.command(name, help=text)(_load(target) if name == requested else _not_loaded)
     for name, (target, text) in GROUPS.items():
         app.add_typer(_load(target) if name == requested else _empty_group(), name=name, help=text)

@@ -17,10 +17,9 @@ from rich.table import Table
 from ruamel.yaml import YAML
 
 from router.cli.options import PoliciesOption, flag
-from router.cli.simulate_setup import policy_spec
 from router.cli.terminal import printable
 from router.config.load import shipped
-from router.config.policy_files import PolicyLibrary, check, load_classes
+from router.config.policy_files import PolicyLibrary, check, load_classes, policy_spec
 from router.errors import ConfigError
 from router.policy.catalog import COSTS, FILTERS
 from router.policy.reference import purpose_of, unit_of

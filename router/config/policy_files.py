@@ -177,3 +177,13 @@ def unknown(name: str, known: Collection[str], kind: str = "policy") -> str:
 
 def _at(document: Document, key: tuple[str, ...], message: str) -> ConfigError:
     return ConfigError(f"{document.path}:{document.line_of(key)}: {'.'.join(key)}: {message}")
+
+
+def policy_spec(name: str) -> PolicySpec:
+    """The policy with this name; if it ends in `.yaml`, that of a file. Raises `ConfigError`."""
+    if not name.endswith(".yaml"):
+        return PolicyLibrary(shipped("policies")).spec(name)
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"{path}: file not found")
+    return PolicyLibrary(path.resolve().parent).spec(path.stem)

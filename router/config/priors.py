@@ -12,7 +12,6 @@ from pathlib import Path
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from router.config.architecture import PrefillWork
 from router.config.load import Strict, load, shipped
 from router.config.mistakes import nearest
 from router.config.model_names import ModelNames
@@ -21,14 +20,13 @@ from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
 from router.types import PodSpeed
 
-_FLOP_PER_MS_PER_TFLOPS = 1e9
-_HARDWARE = re.compile(r"(?P<gpu>[a-z0-9]+)x(?P<count>[1-9][0-9]*)")
+HARDWARE = re.compile(r"(?P<gpu>[a-z0-9]+)x(?P<count>[1-9][0-9]*)")
 """Name of a row, such as h100x4."""
 
 
 def gpu_count(hardware: str) -> int:
     """The GPUs of a pod on this hardware, such as h100x8 or h100x8-sglang; 1 for other names."""
-    named = _HARDWARE.fullmatch(hardware.partition("-")[0])
+    named = HARDWARE.fullmatch(hardware.partition("-")[0])
     return int(named["count"]) if named else 1
 
 
@@ -149,24 +147,6 @@ def without_cost(models: Iterable[ModelConfig]) -> dict[str, str]:
     start = f"starts with the speed of {row.model} on {row.hardware}"
     hint = f"{start}; name its own row, or write one with `warmroute prior`"
     return {model.name: hint for model in models if model.cost is None}
-
-
-def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]) -> SpeedPrior:
-    """A row for a model without a fitted one, without decode coefficients.
-
-    `c1 = 2 active parameters / (GPUs F)`, `c2 = attention FLOP / (GPUs A)`; F and A are achieved in fitted rows."""
-    named = _HARDWARE.fullmatch(hardware)
-    if named is None or named["gpu"] not in gpus:
-        known = ", ".join(sorted(gpus))
-        raise ConfigError(f"hardware: {hardware!r} is not a known GPU and a count, such as h100x4; known GPUs: {known}")
-    gpu, count = gpus[named["gpu"]], int(named["count"])
-    return SpeedPrior(
-        c0_ms=gpu.c0_ms,
-        c1_ms_per_token=2 * work.active_parameters / (count * gpu.prefill_tflops * _FLOP_PER_MS_PER_TFLOPS),
-        c2_ms_per_token2=work.attention_flop_per_token2 / (count * gpu.attention_tflops * _FLOP_PER_MS_PER_TFLOPS),
-        source=f"estimate, good to a factor of 3.2, from {work.active_parameters / 1e9:.1f} billion active parameters "
-        f"and the throughput of {named['gpu']} in fitted rows; calibration replaces it",
-    )
 
 
 def _model(priors: Mapping[str, ModelPrior], cost: CostPrior) -> ModelPrior:

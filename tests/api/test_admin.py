@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from router.cli.child_processes import JSON_CALL
+from loadtest.commands.child_processes import JSON_CALL
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder, load_policies

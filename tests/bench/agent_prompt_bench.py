@@ -25,12 +25,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from router.cli.mock_engine_command import TOKENIZER
+from loadtest.commands.mock_engine_command import TOKENIZER
+from loadtest.simulator.agent_sessions import AgentRequest, AgentSession, read_agent_sessions
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
-from router.sim.virtual.agent_sessions import AgentRequest, AgentSession, read_agent_sessions
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 

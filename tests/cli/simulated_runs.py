@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from loadtest.simulator.compare import Result, Setting, summarize
+from loadtest.simulator.outcome import PodUse, RequestOutcome, Run
 from router.admission.tenant import Slo
-from router.sim.virtual.compare import Result, Setting, summarize
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 
 SLO = Slo(ttft_ms=100.0, tpot_ms=50.0)
 EASY = Setting("", 1.0, 2)

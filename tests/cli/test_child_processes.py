@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import Child, ChildError, FleetPlan, mock_fleet, temporary_folder
+from loadtest.commands.child_processes import Child, ChildError, FleetPlan, mock_fleet, temporary_folder
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

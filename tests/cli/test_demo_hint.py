@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import FleetPlan, RouterUrls, mock_fleet
-from router.cli.demo import ADMIN_PORT, _keep, _usage_hint
-from router.cli.mock_engine_command import mock_tokenizer
+from loadtest.commands.child_processes import FleetPlan, RouterUrls, mock_fleet
+from loadtest.commands.demo import ADMIN_PORT, _keep, _usage_hint
+from loadtest.commands.mock_engine_command import mock_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300.0

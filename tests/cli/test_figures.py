@@ -7,8 +7,8 @@ import math
 
 from rich.console import Console
 
-from router.cli.figures import bars, figures, percentile, table
-from router.cli.load_driver import DriveResults, RequestResult
+from loadtest.traffic.figures import bars, figures, percentile, table
+from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 
 def served(

@@ -9,13 +9,13 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from router.cli import COMMANDS, GROUPS, _app
+from router.cli import GROUPS, _app, commands
 
 
 def every_command() -> Iterator[tuple[list[str], Any]]:
     """The words of each command, and the command itself."""
     yield [], get_command(_app(""))
-    for name in (*COMMANDS, *GROUPS):
+    for name in (*commands(), *GROUPS):
         found: Any = get_command(_app(name))
         command = found.commands[name]
         subcommands = getattr(command, "commands", {})

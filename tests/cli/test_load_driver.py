@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from router.cli.load_driver import DriveResults, LoadDriver, RequestResult, drive
-from router.sim.chat_workload import ChatSession, Turn
+from loadtest.traffic.chat_workload import ChatSession, Turn
+from loadtest.traffic.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.types import Endpoint
 from tests.closed_port import closed_port
 

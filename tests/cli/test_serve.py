@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import READY_TIMEOUT_S, child, free_port, logged_process
+from loadtest.commands.child_processes import READY_TIMEOUT_S, child, free_port, logged_process
 from router.cli.serve import ServeOptions, _with_overrides, allow_all_open_files, connections_allowed
 from router.config.schema import ModelConfig, RouterConfig
 

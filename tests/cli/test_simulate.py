@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate import map_in_processes
+from loadtest.commands.simulate import map_in_processes
 from router.config.load import shipped
 from router.config.policy_files import load_policies
 from tests.cli.conftest import Typed

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from router.cli.simulate_report import summary, write_csv
-from router.sim.virtual.compare import Result
+from loadtest.commands.simulate_report import summary, write_csv
+from loadtest.simulator.compare import Result
 from tests.cli.simulated_runs import EASY, SLO, over_seeds, ran, refused
 
 

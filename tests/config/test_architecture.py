@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.architecture import KvDtype, kv_size, prefill_work
+from loadtest.priors.architecture import KvDtype, kv_size, prefill_work
 from router.errors import ConfigError
 from tests.config.architectures import ARCHITECTURES, DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B
 from tests.examples import examples

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from router.config.architecture import kv_size, prefill_work
+from loadtest.priors.architecture import kv_size, prefill_work
+from loadtest.priors.estimate import estimated_row
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.priors import (
     PodPriors,
     SpeedPrior,
     all_priors,
-    estimated_row,
     load_gpus,
     load_priors,
     prior_speed,

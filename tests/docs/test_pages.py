@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.reference_pages import pages
-from router.cli.mock_engine_command import mock_tokenizer
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.config.schema import RouterConfig
 from router.prompt.template import ChatTemplate
 

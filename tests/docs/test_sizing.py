@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.simulator.generate import TrafficMix
 from router.config.load import load
-from router.sim.virtual.generate import TrafficMix
 from tests.helm.charts import EXAMPLES
 
 ROOT = Path(__file__).parents[2]

@@ -13,6 +13,8 @@ import pytest
 
 grpc: Any = pytest.importorskip("grpc")
 
+from loadtest.mock_engine.mock_config import HandoffConfig, MockEngineConfig  # noqa: E402
+from loadtest.mock_engine.mock_engine import MockEngine, running_engines  # noqa: E402
 from router.config.links import LinkFigures, LinksConfig  # noqa: E402
 from router.config.listen_schema import PickerListen  # noqa: E402
 from router.config.load import shipped  # noqa: E402
@@ -27,8 +29,6 @@ from router.frontends.extproc.messages import (  # noqa: E402
 )
 from router.frontends.extproc.picker_server import SERVICE, PickerServer  # noqa: E402
 from router.prompt.template import ChatTemplate  # noqa: E402
-from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig  # noqa: E402
-from router.sim.mock_engine import MockEngine, running_engines  # noqa: E402
 from router.types import PodSpeed, Role  # noqa: E402
 from router.wiring.picker_front import picker_front  # noqa: E402
 from router.wiring.program import Program  # noqa: E402

@@ -14,9 +14,9 @@ import pytest
 
 grpc: Any = pytest.importorskip("grpc")
 
+from loadtest.mock_engine.faults import Fault, FaultKind  # noqa: E402
 from router.frontends.extproc.messages import BUFFERED, NONE  # noqa: E402
 from router.frontends.extproc.picker_server import SERVICE  # noqa: E402
-from router.sim.mock.faults import Fault, FaultKind  # noqa: E402
 from tests.extproc.conftest import Pick, Picking, Stream, chat  # noqa: E402
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("grpc")
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.frontends.extproc.messages import BUFFERED, FULL_DUPLEX_STREAMED, NONE
-from router.sim.mock.faults import Fault, FaultKind
 from tests.extproc.conftest import Answer, Pick, Picking, chat
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from loadtest.engine_model.pod import SimPod, SimPodConfig, SimRequest
 from router.errors import UpstreamTimeout
 from router.feeds.hit_test import MAX_TESTS, HitTestFeed
 from router.feeds.self_test import SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
-from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.stores.prefix_store import LocalStore
 from router.types import (
     AttentionKind,

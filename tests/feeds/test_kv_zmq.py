@@ -15,6 +15,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
+from loadtest.mock_engine.event_publisher import KvPublisher, encode_batch
+from loadtest.mock_engine.faults import FaultBoard
+from loadtest.mock_engine.mock_config import EventEncoding, KvEventConfig
 from router.engines.adapter import KvEventSource
 from router.feeds import kv_zmq
 from router.feeds.kv_zmq import END_OF_REPLAY, KvFeed, KvStreams
@@ -26,9 +29,6 @@ from router.index import events as events_module
 from router.index.events import EVENTS, MESSAGE, PIECE_BLOCKS
 from router.observe.exposition import Registry
 from router.observe.metrics import KvStreamMetrics
-from router.sim.mock.event_publisher import KvPublisher, encode_batch
-from router.sim.mock.faults import FaultBoard
-from router.sim.mock.mock_config import EventEncoding, KvEventConfig
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
 from tests.policy.scenes import make_pod

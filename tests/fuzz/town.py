@@ -26,6 +26,8 @@ from typing import Any
 
 import msgspec
 
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine, running_engines
 from loadtest.soak import left_behind
 from router.config.load import shipped
 from router.config.log_schema import Log
@@ -35,8 +37,6 @@ from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
 from router.observe.exposition import pieces
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import MockEngine, running_engines
 from router.types import PodState, PrefixTrust
 from router.wiring.program import Program
 from tests.loaded_tokenizers import loaded_tokenizer

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 import xxhash
 
+from loadtest.mock_engine.event_publisher import encode_batch
 from router.hashing import generation_seed, hash_ahead, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.events import split_events
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
-from router.sim.mock.event_publisher import encode_batch
 from router.stores.prefix_store import LocalStore, ReplicaStore
 from router.types import (
     AttentionKind,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from router.cli.load_driver import LoadDriver, RequestResult
+from loadtest.traffic.load_driver import LoadDriver, RequestResult
 from router.types import Endpoint, PodSpeed
 from tests.live.engines import EngineProcess
 

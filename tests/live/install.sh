@@ -149,7 +149,7 @@ if [ ! -e "$home/model/tiny-gptoss/tokenizer.json" ]; then
 fi
 
 # The template is part of tiny-llama: with another one it would have other tokens.
-template="$here/../../router/sim/chat_template.jinja"
+template="$here/../../loadtest/mock_engine/chat_template.jinja"
 if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-idefics3" ]; then
   say "tiny models with real tokenizers"
   PYTHONPATH="$home/vision" "$home/vllm/bin/python" "$here/make_models.py" "$home" "$template"

@@ -14,7 +14,7 @@ import anthropic
 import httpx
 import openai
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from tests.live.engines import EngineProcess, started_together
 from tests.live.router_process import await_conversions, router
 

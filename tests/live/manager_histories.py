@@ -21,13 +21,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from loadtest.engine_model.pod import SimPod, SimPodConfig, SimRequest
+from loadtest.simulator.layered_pod import new_pod
+from loadtest.simulator.traffic import TrafficRequest
+from loadtest.simulator.virtual_job import Job
+from loadtest.simulator.virtual_pod import VirtualPodConfig
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
-from router.sim.pod import SimPod, SimPodConfig, SimRequest
-from router.sim.virtual.layered_pod import new_pod
-from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job
-from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, LayerType, PromptPrefix
 from tests.index.decoding import decode_batch

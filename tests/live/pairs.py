@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from tests.live.engines import HOME, EngineProcess, start_vllm, started_together
 from tests.live.router_process import router
 from tests.live.tiers import lmcache_server, mooncake_environment, mooncake_master

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from router.cli.child_processes import RouterUrls, free_port
+from loadtest.commands.child_processes import RouterUrls, free_port
 
 START_TIMEOUT_S = 180.0
 

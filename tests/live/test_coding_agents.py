@@ -18,7 +18,14 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import JSON_CALL, FleetPlan, RouterUrls, configured_router, mock_fleet, router_config
+from loadtest.commands.child_processes import (
+    JSON_CALL,
+    FleetPlan,
+    RouterUrls,
+    configured_router,
+    mock_fleet,
+    router_config,
+)
 from tests.live.engines import HOME
 from tests.live.router_process import await_conversions
 

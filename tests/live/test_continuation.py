@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls, free_port
+from loadtest.commands.child_processes import RouterUrls, free_port
 from router.config.load import shipped
 from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, MODEL, chat, completion, streamed
 from tests.live.answer_scripts import TOOLS

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls, free_port
+from loadtest.commands.child_processes import RouterUrls, free_port
 from tests.live.answer_bodies import CHAT, COMPLETIONS, FORMAT
 from tests.live.answer_scripts import TOOLS
 from tests.live.engines import HOME, EngineProcess, start_vllm, started_together

@@ -20,7 +20,7 @@ import httpx
 import openai
 import pytest
 
-from router.cli.child_processes import RouterUrls, free_port
+from loadtest.commands.child_processes import RouterUrls, free_port
 from tests.live.engines import HOME
 from tests.live.router_process import router
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from tests.index_verify import VerifyResult, verify_index
 from tests.live.engines import HOME, start_vllm, started_together
 from tests.live.live_fleet import TEXT, answer_of

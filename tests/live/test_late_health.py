@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls, free_port
+from loadtest.commands.child_processes import RouterUrls, free_port
 from tests.live.cutting_proxy import Cuts, proxied
 from tests.live.engines import HOME, EngineProcess, start_vllm
 from tests.live.router_process import router

@@ -17,14 +17,14 @@ from random import Random
 import numpy as np
 import pytest
 
-from router.cli.load_driver import LoadDriver, RequestResult
+from loadtest.simulator.scenario import Conditions, SimulatedFleet, SimulatedPod
+from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
+from loadtest.simulator.virtual_pod import VirtualPodConfig
+from loadtest.simulator.world import World
+from loadtest.traffic.load_driver import LoadDriver, RequestResult
 from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.hashing import hash_blocks, token_array
-from router.sim.virtual.scenario import Conditions, SimulatedFleet, SimulatedPod
-from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
-from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.sim.virtual.world import World
 from router.types import Endpoint, PrefixTrust
 from tests.live.calibrate import ANSWER_TOKEN, Calibration, asked, calibrate, made_up, slowness, thread_times
 from tests.live.engines import BLOCK_TOKENS, EngineProcess

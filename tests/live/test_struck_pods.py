@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import JSON_CALL, RouterUrls, free_port
+from loadtest.commands.child_processes import JSON_CALL, RouterUrls, free_port
 from tests.live.answer_bodies import CASES, CHAT, COMPLETIONS, FORMAT, MODEL, chat, completion, streamed
 from tests.live.answer_scripts import TOOLS
 from tests.live.engines import EngineProcess, start_vllm, started_together

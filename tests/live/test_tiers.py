@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
 from router.hashing import generation_seed, hash_blocks, token_array

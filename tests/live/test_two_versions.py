@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from loadtest.checkout import HERE, Checkout
+from loadtest.commands.child_processes import FleetPlan, free_port, router_config
 from loadtest.cpu_ratio import older
-from router.cli.child_processes import FleetPlan, free_port, router_config
 from tests.redis_process import redis_process
 
 pytestmark = [pytest.mark.live, pytest.mark.net]

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from tests.live_clients.scenario import MODEL
 
 PIECES, PIECE_BYTES, PAUSE_S = 10, 4_800, 0.05

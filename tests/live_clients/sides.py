@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from tests.live.engines import HOME as ENGINES
 from tests.live.engines import EngineProcess, start_vllm, started_together
 from tests.live.router_process import router

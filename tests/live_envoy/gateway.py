@@ -226,7 +226,7 @@ def running_gateway(
 
 
 def _router_config(port: int, admin: int, pods: Sequence[int], picker: Bootstrap) -> Bootstrap:
-    template = str(ROOT / "router/sim/chat_template.jinja")
+    template = str(ROOT / "loadtest/mock_engine/chat_template.jinja")
     return {
         "picker": {"port": port, **picker},
         "admin": {"port": admin},

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import free_port
+from loadtest.commands.child_processes import free_port
 from tests.live import test_messages, test_vllm
 from tests.live.engines import HOME, start_vllm, started_together
 from tests.live.live_fleet import AGENT_FLAGS, LiveFleet, check_sessions, take_turns

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from router.cli.child_processes import free_port, stop_process
+from loadtest.commands.child_processes import free_port, stop_process
 from tests.live_k8s.certificates import make_chain, make_signing_key
 
 Object = dict[str, Any]

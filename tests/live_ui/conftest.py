@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import FleetPlan, child, configured_router, free_port, mock_fleet, router_config
-from router.cli.load_driver import drive
-from router.sim.chat_workload import sessions
+from loadtest.commands.child_processes import FleetPlan, child, configured_router, free_port, mock_fleet, router_config
+from loadtest.traffic.chat_workload import sessions
+from loadtest.traffic.load_driver import drive
 
 HOME = Path(os.environ.get("WARMROUTE_LIVE_UI_HOME", Path.home() / ".cache" / "warmroute" / "ui"))
 SCREENSHOTS = HOME / "screenshots"

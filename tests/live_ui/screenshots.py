@@ -12,9 +12,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from router.cli.child_processes import FleetPlan, configured_router, mock_fleet, router_config, temporary_folder
-from router.cli.load_driver import drive
-from router.sim.chat_workload import sessions
+from loadtest.commands.child_processes import FleetPlan, configured_router, mock_fleet, router_config, temporary_folder
+from loadtest.traffic.chat_workload import sessions
+from loadtest.traffic.load_driver import drive
 from tests.live_ui.conftest import HOME
 
 sys.path.insert(0, str(HOME / "site"))

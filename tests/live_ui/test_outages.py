@@ -14,7 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import JSON_CALL, FleetPlan, RouterUrls, child, free_port, mock_fleet, router_config
+from loadtest.commands.child_processes import (
+    JSON_CALL,
+    FleetPlan,
+    RouterUrls,
+    child,
+    free_port,
+    mock_fleet,
+    router_config,
+)
 from tests.live_ui.conftest import SCREENSHOTS
 from tests.live_ui.test_page import DEADLINE_S, opened
 from tests.redis_process import redis_process

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from loadtest.bodies import MARKER, PREFIXES, SourceText, fresh_chats, pack, warm_chats
-from router.cli.mock_engine_command import mock_tokenizer
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.prompt.tokenizer import Tokenizer
 
 

@@ -10,7 +10,7 @@ from helm.monitoring.alerts import ALERTS
 from loadtest.gameday_findings import WINDOW_S, Finding, p99_doubled_s, table, ttft_p99_s
 from loadtest.gameday_incidents import INCIDENTS
 from loadtest.gameday_watch import RULES, Sightings, scaled_rules, seconds_of
-from router.cli.load_driver import RequestResult
+from loadtest.traffic.load_driver import RequestResult
 
 FOUND = Finding(
     incident="x",

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.gpu.fleet import answer_options
 from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest, read_fleet
 from loadtest.gpu.simulated import MeasuredPod, cached_tokens, expected_times, figures, route_ms, simulate
-from router.cli.mock_engine_command import mock_tokenizer
 from router.types import PodSpeed
 
 BLOCK_TOKENS = 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loadtest.load_figures import Objective, load_figures, tpot_ms
-from router.cli.load_driver import DriveResults, RequestResult
+from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 
 def answered(due_s: float, ttft_s: float, e2e_s: float, late_s: float = 0.0, error: str = "") -> RequestResult:

@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from loadtest.oscillation import SampledWorld, back_after_s, parts_of, waves_of, with_burst
-from router.sim.virtual.outcome import RequestOutcome, Run
-from router.sim.virtual.scenario import Conditions
-from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
-from router.sim.virtual.world import World
+from loadtest.simulator.outcome import RequestOutcome, Run
+from loadtest.simulator.scenario import Conditions
+from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
+from loadtest.simulator.world import World
 from tests.policy.scenes import policy
 from tests.sim.virtual.worlds import BLOCK, fleet, prompt, traffic
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from loadtest.overload import NOISY, QUIET, mix_at, overload_of, two_tenants
+from loadtest.simulator.generate import TrafficMix
+from loadtest.simulator.outcome import PodUse, RequestOutcome, Run
 from router.config.load import load, shipped
-from router.sim.virtual.generate import TrafficMix
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run
 
 
 def outcome(ttft_ms: float = 0.0, refused: str = "", waited_ms: float = 0.0) -> RequestOutcome:

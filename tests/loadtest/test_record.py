@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.record import Record, RecordError, read_record, run_of, write_record
-from router.cli.load_driver import DriveResults, RequestResult
+from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 
 def test_a_record_is_read_back_unchanged(tmp_path: Path, make_record: Callable[..., Record]) -> None:

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.replay_agents import AgentProse, AgentReplay, fitting
-from router.cli.mock_engine_command import mock_tokenizer
-from router.sim.virtual.traffic import Session, TrafficRequest
+from loadtest.simulator.traffic import Session, TrafficRequest
 
 DEADLINE_S = 60.0
 BLOCK = 64

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace, read_trace
-from router.cli.mock_engine_command import mock_tokenizer
 
 
 def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.run_progress import RECENT, RunProgress, show_progress
-from router.cli.load_driver import RequestResult
+from loadtest.traffic.load_driver import RequestResult
 
 
 def served_after(ttft_s: float, error: str = "") -> RequestResult:

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
+from loadtest.commands.child_processes import ChildError
 from loadtest.run import workload_of
 from loadtest.runs import Workload, first_model, run_on_url
 from loadtest.scenario import load_scenario
-from router.cli.child_processes import ChildError
-from router.cli.load_driver import DriveResults, OnProgress
+from loadtest.traffic.load_driver import DriveResults, OnProgress
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.scenario import Arrivals, Bursts, Poisson, Scenario, Steps, load_scenario, ours
+from loadtest.traffic.chat_workload import MIX
 from router.errors import ConfigError
-from router.sim.chat_workload import MIX
 
 SMALL = """\
 name: small

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from loadtest.simulate_rollout import Figures, RollingWorld, Rollout, main
-from router.cli.simulate_setup import policy_spec
+from loadtest.simulator.outcome import Run
+from loadtest.simulator.scenario import Conditions, SimulatedFleet
+from loadtest.simulator.traffic import Traffic
+from router.config.policy_files import policy_spec
 from router.policy.spec import Policy
-from router.sim.virtual.outcome import Run
-from router.sim.virtual.scenario import Conditions, SimulatedFleet
-from router.sim.virtual.traffic import Traffic
 from tests.policy.scenes import policy
 from tests.sim.virtual.conftest import SPEED, small_mix
 from tests.sim.virtual.test_world import assert_all_ended

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.simulated_page import verdicts, write_report
-from router.sim.virtual.compare import Result
+from loadtest.simulator.compare import Result
 from tests.cli.simulated_runs import EASY, SLO, over_seeds, ran, refused
 
 

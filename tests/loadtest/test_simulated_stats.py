@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.simulated_stats import best_policies, is_tied, margin_of, spread_of
-from router.sim.virtual.outcome import RunFigures
+from loadtest.simulator.outcome import RunFigures
 from tests.cli.simulated_runs import EASY, ran
 from tests.cli.simulated_runs import over_seeds as seeds
 from tests.examples import examples

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.slow_client import exchange_at_pace, slow_exchange
-from router.cli.load_driver import drive
+from loadtest.traffic.chat_workload import ChatSession, Turn
+from loadtest.traffic.load_driver import drive
 from router.errors import ConnectFailed, UpstreamBroken
-from router.sim.chat_workload import ChatSession, Turn
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

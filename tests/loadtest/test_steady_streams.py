@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loadtest.killed_parts import EVENTS, FORMS, Seen, table
 from loadtest.steady_streams import Answers, continuations, counted
-from router.cli.load_driver import RequestResult
+from loadtest.traffic.load_driver import RequestResult
 
 
 def answer(text: str = "a b", *, tokens: int = 2, ttft_s: float | None = 0.1, error: str = "") -> RequestResult:

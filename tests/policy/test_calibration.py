@@ -12,6 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.simulator.traffic import TrafficRequest
+from loadtest.simulator.virtual_job import Job
+from loadtest.simulator.virtual_pod import VirtualPod, VirtualPodConfig
 from router.policy.calibration import VERSION, Calibration, CalibrationRow, UnreadableCalibration
 from router.policy.prefill_clock import (
     LONGEST_STEP_S,
@@ -21,9 +24,6 @@ from router.policy.prefill_clock import (
     PrefillObservation,
     TransferObservation,
 )
-from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job
-from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Link, PodSpeed
 from tests.examples import examples
 from tests.policy.scenes import LLAMA_70B

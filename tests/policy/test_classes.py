@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from loadtest.simulator.generate import TrafficMix
+from loadtest.simulator.traffic import Session
 from router.config.load import load, shipped
 from router.config.policy_files import load_classes
 from router.policy.classes import Classes, ClassRules
-from router.sim.virtual.generate import TrafficMix
-from router.sim.virtual.traffic import Session
 from router.types import Generation, PromptPrefix
 from tests.policy.scenes import prompt, prompt_of, scene
 

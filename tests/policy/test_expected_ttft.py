@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from loadtest.simulator.traffic import TrafficRequest
+from loadtest.simulator.virtual_job import Job, StepRun
+from loadtest.simulator.virtual_pod import VirtualPod, VirtualPodConfig
 from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.prefill_clock import ConcurrentDecode, PrefillClock
-from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job, StepRun
-from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
 from tests.policy.scenes import BLOCK, LLAMA_70B, MODEL, POLICIES, pod, ready, scene
 

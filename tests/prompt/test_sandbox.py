@@ -24,7 +24,7 @@ from tests.prompt.incremental.test_reader import CUTTING, LOOKING_BACK
 from tests.prompt.incremental.test_skeleton import DOING_MORE, REPEATING
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
-DEMO = (files("router.sim") / "chat_template.jinja").read_text("utf-8")
+DEMO = (files("loadtest.mock_engine") / "chat_template.jinja").read_text("utf-8")
 CHATS = [
     case["body"] for path in sorted(GOLDENS.glob("vllm_chat_tokens_*.json")) for case in json.loads(path.read_text())
 ]

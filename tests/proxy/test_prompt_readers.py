@@ -42,7 +42,7 @@ from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.proxy.pods import LONGER_S
 
 pytestmark = pytest.mark.anyio
-TEMPLATE = Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja"
+TEMPLATE = Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja"
 IN_ROLE = "{% for m in messages %}<｜User｜>{{ 'IN' if m.content in m.role else m.content }}{% endfor %}"
 """Depends on contents in a way that no trial of the incremental reader finds."""
 MAX_PROMPT_TOKENS = 20_000

@@ -69,7 +69,7 @@ def free_port() -> int:
     has bound it, or while that is down.
 
     It is below the ephemeral ports: otherwise a client that reconnects while the server is down could be given its
-    port; and below those that `router.cli.child_processes.free_port` draws.
+    port; and below those that `loadtest.commands.child_processes.free_port` draws.
     """
     while True:
         port = next(_own_ports())

@@ -12,13 +12,13 @@ import httpx
 import pytest
 import xxhash
 
-from router.cli.mock_engine_command import mock_tokenizer
+from loadtest.commands.mock_engine_command import mock_tokenizer
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.errors import MalformedRequest
 from router.hashing import token_array
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.template import ChatTemplate
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import MockEngine
 from tests.policy.scenes import LLAMA_8B
 
 BEGIN_OF_SEQUENCE = 1

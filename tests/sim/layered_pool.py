@@ -14,9 +14,9 @@ from itertools import compress
 
 from msgspec import structs
 
+from loadtest.engine_model.block_pool import BlockPool, PodBlockTable
 from router.index.hit_probe import CacheHabits, checkpoints, is_kept
 from router.index.layers import HeldEnds, HitRule, hit_tokens
-from router.sim.block_pool import BlockPool, PodBlockTable
 from router.types import AttentionKind, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerType
 
 _FULL = LayerType(AttentionKind.FULL, 0)

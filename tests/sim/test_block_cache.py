@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.block_cache import BlockCache, TierCache
+from loadtest.engine_model.block_cache import BlockCache, TierCache
 from tests.examples import examples
 
 CAPACITY = 30

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.engine_model.block_pool import BlockPool, PodBlockTable, chain_seed
 from router.hashing import token_array
-from router.sim.block_pool import BlockPool, PodBlockTable, chain_seed
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 from tests.examples import examples
 

@@ -9,7 +9,16 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.chat_workload import MIX, ChatSession, SessionShape, Shared, Turn, mixed_sessions, poisson, sessions
+from loadtest.traffic.chat_workload import (
+    MIX,
+    ChatSession,
+    SessionShape,
+    Shared,
+    Turn,
+    mixed_sessions,
+    poisson,
+    sessions,
+)
 from tests.examples import examples
 
 

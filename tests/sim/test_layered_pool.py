@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.engine_model.pod import SimPod, SimPodConfig, SimRequest
+from loadtest.mock_engine.event_publisher import encode_batch
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.hit_probe import CacheHabits
-from router.sim.mock.event_publisher import encode_batch
-from router.sim.pod import SimPod, SimPodConfig, SimRequest
 from router.types import AttentionKind, Generation, KvEvent, LayerType, PromptPrefix
 from tests.examples import examples
 from tests.index.decoding import decode_batch

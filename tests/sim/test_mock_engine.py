@@ -17,9 +17,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.mock_config import KvEventConfig, MockEngineConfig
-from router.sim.mock_engine import MockEngine, running_engines, serve
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.mock_config import KvEventConfig, MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine, running_engines, serve
 from router.types import PodLoad
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.engine_model.pod import PodStep, SimPod, SimPodConfig, SimRequest
+from loadtest.engine_model.scheduler import step_ms
 from router.hashing import token_array
-from router.sim.pod import PodStep, SimPod, SimPodConfig, SimRequest
-from router.sim.scheduler import step_ms
 from router.types import BlocksRemoved, BlocksStored, PodLoad
 from tests.examples import examples
 from tests.policy.scenes import LLAMA_8B

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 import redis
 
+from loadtest.mock_engine.event_publisher import encode_batch
 from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.self_test import SelfTestTiming
@@ -21,7 +22,6 @@ from router.index.cluster import ClusterIndex
 from router.index.hit_probe import CacheHabits
 from router.index.holders import HolderFacts, KnownHolder
 from router.publisher.published_holder import PublishedHolder, PublishTiming
-from router.sim.mock.event_publisher import encode_batch
 from router.stores.holder_writer import HolderWriter
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore

@@ -10,12 +10,12 @@ from itertools import count
 import msgspec
 import pytest
 
+from loadtest.simulator.router_view import HashStore
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
 from router.index.hit_probe import CacheHabits
 from router.index.holders import HolderFacts
 from router.index.layers import HitRule
-from router.sim.virtual.router_view import HashStore
 from router.stores.prefix_store import LocalStore, ReplicaStore
 from router.types import (
     AttentionKind,

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import pytest
 from msgspec import structs
 
+from loadtest.simulator.router_view import Unrecorded
 from router.feeds.cluster_feeds import FactFeed
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.fleet import Fleet
@@ -18,7 +19,6 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.policy.prefill_clock import PrefillObservation
 from router.request.fleet_state import FleetState
-from router.sim.virtual.router_view import Unrecorded
 from router.stores.prefix_store import LocalStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys

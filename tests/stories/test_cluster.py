@@ -14,6 +14,9 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine, running_engines
 from router.config.index_schema import Index, Publish, RedisIndex
 from router.config.load import shipped
 from router.config.log_schema import Receipts
@@ -21,9 +24,6 @@ from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
 from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import MockEngine, running_engines
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.agent import Agent
 from router.wiring.program import Program

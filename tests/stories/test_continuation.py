@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.mock_engine.faults import STREAM_FAULTS, Fault, FaultKind
 from router.config.load import shipped
 from router.config.schema import ContinuationConfig
-from router.sim.mock.faults import STREAM_FAULTS, Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import opening

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from router.sim.mock.faults import Fault, FaultKind
+from loadtest.mock_engine.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy
 from tests.stories.test_continuation import ON, PROMPT, SCHEMA, SLOW, continued, proven
 

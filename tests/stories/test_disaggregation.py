@@ -11,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.mock_config import HandoffConfig, MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine, running_engines
 from router.config.links import LinkFigures, LinksConfig
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
@@ -18,9 +21,6 @@ from router.config.priors import load_priors
 from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.engines.engine_catalog import DIALECTS
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
-from router.sim.mock_engine import MockEngine, running_engines
 from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.program import Program
 from tests.policy.scenes import LLAMA_8B

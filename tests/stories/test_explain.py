@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from helm.monitoring.metric_catalog import declarations_of
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.cli import main
 from router.cli.replay import RecordedChoices
 from router.observe.declared import of_decisions, of_pods, of_requests
@@ -19,7 +20,6 @@ from router.observe.declared.declaration import MetricKind
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review
-from router.sim.mock.faults import Fault, FaultKind
 from tests.policy.scenes import POLICIES
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import converse, opening

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import httpx
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.schema import Limits
 from router.frontends.http.connection import UpstreamTimeouts
-from router.sim.mock.faults import Fault, FaultKind
 from router.types import PodState
 from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
 from tests.stories.test_failures import holder_of

@@ -11,8 +11,8 @@ import httpx
 import openai
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.edge_schema import Edge
-from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

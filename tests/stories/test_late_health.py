@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from structlog.testing import capture_logs
 
-from router.sim.mock.faults import Fault, FaultKind
+from loadtest.mock_engine.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_continuation import ON, proven, text_of
 from tests.stories.test_first_light import opening

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.cli.child_processes import Child, child
+from loadtest.commands.child_processes import Child, child
 from router.config.certificates import ListenCertificate
 from router.config.listen_schema import ListenTls
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS

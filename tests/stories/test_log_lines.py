@@ -12,15 +12,15 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
 from router.config.index_schema import Index, RedisIndex
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior
 from router.config.schema import ModelConfig, Probes, RouterConfig
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_servers.server import free_port

@@ -13,8 +13,8 @@ from typing import Any
 import openai
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.edge_schema import Edge
-from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_fault_matrix import exchange, message, nothing_stays_behind
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.schema import Limits
-from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from router.sim.mock.faults import Fault, FaultKind
+from loadtest.mock_engine.faults import Fault, FaultKind
 from tests.stories.conftest import DEADLINE_S, Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

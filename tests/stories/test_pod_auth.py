@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.config.edge_schema import Edge
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock_engine import MockEngine
 from tests.stories.conftest import Deploy
 from tests.stories.test_failures import holder_of
 from tests.stories.test_fault_matrix import attempts

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_engine import MockEngine
 from tests.proxy.test_upstream import ScriptedPod, answering
 from tests.redis_servers.server import free_port, tls_material
 from tests.stories.conftest import Deploy, Deployment

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.feeds import policy_feed
-from router.sim.mock.faults import Fault, FaultKind
 from tests.stories.conftest import DEADLINE_S, Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

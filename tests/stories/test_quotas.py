@@ -15,13 +15,13 @@ import httpx
 import openai
 import pytest
 
+from loadtest.commands.child_processes import JSON_CALL
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
 from router.admission.sharing import TOLERANCE, MeterSharing
-from router.cli.child_processes import JSON_CALL
 from router.feeds import quota_feed
 from router.prompt.tokenizer import Tokenizer
 from router.request import quota_charges
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import running_engines
 from tests.redis_process import RedisProcess, redis_process
 from tests.stores.test_quota_book import stop_the_books_clock
 from tests.stories.conftest import DEADLINE_S, Deploy, Deployment

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.simulate_setup import DEFAULT_FLEET, Source, experiment
+from loadtest.commands.simulate_setup import DEFAULT_FLEET, Source, experiment
+from loadtest.simulator.compare import Setting
 from router.observe.receipt_lines import read_receipts
-from router.sim.virtual.compare import Setting
 from tests.stories.conftest import Chat, Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

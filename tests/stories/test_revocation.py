@@ -13,8 +13,8 @@ from statistics import median
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls
-from router.sim.mock.mock_config import MockEngineConfig
+from loadtest.commands.child_processes import RouterUrls
+from loadtest.mock_engine.mock_config import MockEngineConfig
 from tests.stories.test_routers_on_one_port import running_router
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from router.cli.child_processes import RouterUrls, child, configured_router
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import running_engines
+from loadtest.commands.child_processes import RouterUrls, child, configured_router
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import redis_process
 from tests.redis_servers.server import free_port

@@ -8,7 +8,7 @@ from math import ceil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.sim.mock.faults import Fault, FaultKind
+from loadtest.mock_engine.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import opening
 

@@ -12,16 +12,16 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from router.admission.tenant import Tenant, salt_of
-from router.cli.child_processes import (
+from loadtest.commands.child_processes import (
     FleetPlan,
     RouterUrls,
     child,
     configured_router,
     router_config,
 )
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import running_engines
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
+from router.admission.tenant import Tenant, salt_of
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries, free_port
 

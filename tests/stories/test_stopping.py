@@ -12,9 +12,9 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.schema import Limits
 from router.frontends.http import server
-from router.sim.mock.faults import Fault, FaultKind
 from router.types import PodState
 from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
 from tests.stories.test_failures import SLOW, holder_of

@@ -14,6 +14,9 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
+from loadtest.mock_engine.vocabulary import WORDS
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, prior_speed
@@ -21,9 +24,6 @@ from router.config.schema import CostPrior, ModelConfig, Probes, RouterConfig
 from router.policy.calibration import class_key
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.vocabulary import WORDS
-from router.sim.mock_engine import running_engines
 from router.types import PodState, PrefixTrust
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer

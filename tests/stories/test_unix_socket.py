@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_engine import MockEngine
 from tests.stories.conftest import Deploy
 from tests.stories.test_first_light import opening
 

@@ -10,12 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior
 from router.config.schema import ModelConfig, Probes, RouterConfig
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import running_engines
 from router.wiring.program import Program
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving

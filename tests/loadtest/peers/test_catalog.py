@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest.commands.child_processes import FleetPlan
 from loadtest.peers import catalog
 from loadtest.peers.catalog import PEERS, LaunchPlan, Pod, all_workers_healthy, nginx_conf, responds
-from router.cli.child_processes import FleetPlan
 
 PODS = [Pod(f"http://127.0.0.1:{9000 + n}", f"tcp://127.0.0.1:{n}", f"tcp://127.0.0.1:{100 + n}") for n in range(2)]
 

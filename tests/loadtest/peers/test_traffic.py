@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from loadtest.peers.traffic import ideal_of_chats, trace_traffic
-from router.cli.load_driver import DriveResults, RequestResult
+from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 SYSTEM = "You answer briefly and name the block that you mean, its pod, and the tier on which it lies. " * 4
 

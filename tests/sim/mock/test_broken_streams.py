@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.types import PodLoad
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.sim.mock.mock_requests import EngineError, GenerationRequest, RequestParser
-from router.sim.mock.mock_responses import DONE, StreamFrames
-from router.sim.mock.vocabulary import GeneratedText
+from loadtest.mock_engine.mock_requests import EngineError, GenerationRequest, RequestParser
+from loadtest.mock_engine.mock_responses import DONE, StreamFrames
+from loadtest.mock_engine.vocabulary import GeneratedText
 from tests.sim.conftest import MakeConfig
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("read", "write")]

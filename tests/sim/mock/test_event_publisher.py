@@ -13,9 +13,9 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from router.sim.mock.event_publisher import END_OF_REPLAY, KvPublisher, encode_batch
-from router.sim.mock.faults import Fault, FaultBoard, FaultKind
-from router.sim.mock.mock_config import EventEncoding, KvEventConfig
+from loadtest.mock_engine.event_publisher import END_OF_REPLAY, KvPublisher, encode_batch
+from loadtest.mock_engine.faults import Fault, FaultBoard, FaultKind
+from loadtest.mock_engine.mock_config import EventEncoding, KvEventConfig
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 
 DEADLINE_S = 30.0

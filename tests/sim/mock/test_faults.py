@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.sim.mock.faults import REQUEST_FAULTS, Fault, FaultBoard, FaultKind
+from loadtest.mock_engine.faults import REQUEST_FAULTS, Fault, FaultBoard, FaultKind
 
 STATUS = Fault(kind=FaultKind.STATUS, count=2)
 HANG = Fault(kind=FaultKind.HANG)

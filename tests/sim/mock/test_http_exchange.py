@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from router.sim.mock.http_exchange import EVENT_STREAM, EngineProtocol, HttpExchange
+from loadtest.mock_engine.http_exchange import EVENT_STREAM, EngineProtocol, HttpExchange
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 DEADLINE_S = 30.0

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.engines.adapter import KvEventSource
 from router.feeds.kv_zmq import KvFeed
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
-from router.sim.mock_engine import MockEngine
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, KvEvent, LayerType, PodId, PromptPrefix
 from tests.policy.scenes import make_pod

@@ -11,9 +11,9 @@ import anthropic
 import httpx
 import pytest
 
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine
 from tests.sim.conftest import MakeConfig
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

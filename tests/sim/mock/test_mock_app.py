@@ -13,7 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.types import PodLoad, PodSpeed
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig, TextEncoder
-from router.sim.mock.mock_requests import EngineError, RequestParser
+from loadtest.mock_engine.mock_config import HandoffConfig, MockEngineConfig, TextEncoder
+from loadtest.mock_engine.mock_requests import EngineError, RequestParser
 from router.types import Endpoint
 
 USER = [{"role": "user", "content": "hello there"}]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.hashing import token_array
-from router.sim.mock.handoff_dialects import HandoffFields
-from router.sim.mock.mock_config import HandoffConfig, MockEngineConfig
-from router.sim.mock.mock_requests import EngineError, GenerationRequest
-from router.sim.mock.mock_responses import (
+from loadtest.engine_model.pod import SimPod, SimRequest
+from loadtest.mock_engine.handoff_dialects import HandoffFields
+from loadtest.mock_engine.mock_config import HandoffConfig, MockEngineConfig
+from loadtest.mock_engine.mock_requests import EngineError, GenerationRequest
+from loadtest.mock_engine.mock_responses import (
     DONE,
     EMBEDDING_DIMENSIONS,
     StreamFrames,
@@ -27,9 +27,9 @@ from router.sim.mock.mock_responses import (
     tokens_body,
     unary_body,
 )
-from router.sim.mock.pinned_kv import HandoffCounters
-from router.sim.mock.vocabulary import GeneratedText, Piece
-from router.sim.pod import SimPod, SimRequest
+from loadtest.mock_engine.pinned_kv import HandoffCounters
+from loadtest.mock_engine.vocabulary import GeneratedText, Piece
+from router.hashing import token_array
 from router.types import Endpoint
 
 CHAT = GenerationRequest(

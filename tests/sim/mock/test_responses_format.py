@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.types import PodSpeed
 from tests.sim.conftest import MakeConfig
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from loadtest.engine_model.pod import SimRequest
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.step_loop import StepLoop, StreamLost, TokenStream
 from router.hashing import token_array
-from router.sim.mock.mock_config import MockEngineConfig
-from router.sim.mock.step_loop import StepLoop, StreamLost, TokenStream
-from router.sim.pod import SimRequest
 from router.types import BlocksStored, KvEvent, PodLoad, PodSpeed
 
 pytestmark = pytest.mark.net

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock.tool_calls import ListedAnswer, next_answer
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_engine import MockEngine
+from loadtest.mock_engine.tool_calls import ListedAnswer, next_answer
 from tests.sim.conftest import MakeConfig
 
 SCRIPT = 'Do this:\ntool_call: read {"page": 1}\ntool_call: write {"page": 2}\nThen stop.'

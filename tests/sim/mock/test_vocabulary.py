@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from loadtest.mock_engine.mock_config import TextEncoder
+from loadtest.mock_engine.vocabulary import MAX_STOP_TOKENS, MIN_STOP_TOKENS, Vocabulary
 from router.hashing import token_array
-from router.sim.mock.mock_config import TextEncoder
-from router.sim.mock.vocabulary import MAX_STOP_TOKENS, MIN_STOP_TOKENS, Vocabulary
 from tests.examples import examples
 
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
+from loadtest.simulator.generate import Kind, TrafficMix
+from loadtest.simulator.scenario import DIALECT, SimulatedFleet, SimulatedPod
+from loadtest.simulator.traffic import TraceRequest, read_mooncake
+from loadtest.simulator.virtual_pod import VirtualPodConfig
 from router.config.load import shipped
 from router.config.priors import load_priors
 from router.policy.spec import Policy
-from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.scenario import DIALECT, SimulatedFleet, SimulatedPod
-from router.sim.virtual.traffic import TraceRequest, read_mooncake
-from router.sim.virtual.virtual_pod import VirtualPodConfig
 from router.types import Link, Links, PodSpeed, PrefixTrust
 from tests.policy.scenes import make_pod
 

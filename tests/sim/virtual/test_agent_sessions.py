@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import ConfigError
-from router.sim.virtual.agent_sessions import (
+from loadtest.simulator.agent_sessions import (
     DURATION_S,
     STARTS_EVERY_S,
     AgentRequest,
@@ -21,7 +20,8 @@ from router.sim.virtual.agent_sessions import (
     agent_traffic,
     read_agent_sessions,
 )
-from router.sim.virtual.traffic import Session, TrafficRequest
+from loadtest.simulator.traffic import Session, TrafficRequest
+from router.errors import ConfigError
 from tests.examples import examples
 
 BLOCK = 64

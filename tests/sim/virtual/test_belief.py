@@ -8,15 +8,15 @@ from random import Random
 
 import pytest
 
+from loadtest.simulator.outcome import RunFigures, figures
+from loadtest.simulator.scenario import Conditions
+from loadtest.simulator.traffic import Session, TraceRequest, Traffic, TrafficRequest, mooncake_traffic
+from loadtest.simulator.virtual_pod import VirtualPodConfig
+from loadtest.simulator.world import World
 from router.admission.tenant import Slo
 from router.policy.costs.until_first_token import QueueTerm
 from router.policy.spec import Policy
 from router.policy.term import Placement
-from router.sim.virtual.outcome import RunFigures, figures
-from router.sim.virtual.scenario import Conditions
-from router.sim.virtual.traffic import Session, TraceRequest, Traffic, TrafficRequest, mooncake_traffic
-from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.sim.virtual.world import World
 from router.types import Link, PodSpeed
 from tests.sim.virtual.conftest import equal_pods, speed_of
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.simulator.capacity_plan import Variant, plan, smallest_that, variants
+from loadtest.simulator.compare import Experiment, Setting
+from loadtest.simulator.generate import Kind, TrafficMix
+from loadtest.simulator.scenario import FleetSpec, LinkSpec, PodsSpec
+from loadtest.simulator.traffic import Traffic
 from router.admission.tenant import Slo
 from router.config.load import shipped
 from router.config.priors import load_priors
 from router.policy.spec import Policy
-from router.sim.virtual.capacity_plan import Variant, plan, smallest_that, variants
-from router.sim.virtual.compare import Experiment, Setting
-from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.scenario import FleetSpec, LinkSpec, PodsSpec
-from router.sim.virtual.traffic import Traffic
 from router.types import PodSpeed
 from tests.sim.virtual.conftest import prior, small_mix
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.admission.tenant import Slo
-from router.policy.spec import Policy
-from router.sim.virtual.admission_rules import Admission, Rule
-from router.sim.virtual.compare import (
+from loadtest.simulator.admission_rules import Admission, Rule
+from loadtest.simulator.compare import (
     QUANTILES,
     Experiment,
     Result,
@@ -20,8 +18,10 @@ from router.sim.virtual.compare import (
     mean_of,
     summarize,
 )
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, figures
-from router.sim.virtual.scenario import BelievedSpec, FleetSpec, PodsSpec
+from loadtest.simulator.outcome import PodUse, RequestOutcome, Run, figures
+from loadtest.simulator.scenario import BelievedSpec, FleetSpec, PodsSpec
+from router.admission.tenant import Slo
+from router.policy.spec import Policy
 from tests.sim.virtual.conftest import prior, small_mix
 
 

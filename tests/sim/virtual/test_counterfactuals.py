@@ -10,6 +10,13 @@ from typing import Any
 import pytest
 import xxhash
 
+from loadtest.simulator.generate import Kind, TrafficMix
+from loadtest.simulator.outcome import cached_share
+from loadtest.simulator.router_view import UNOBSERVED, RouterSettings
+from loadtest.simulator.scenario import Conditions
+from loadtest.simulator.traffic import Traffic
+from loadtest.simulator.virtual_pod import VirtualPodConfig
+from loadtest.simulator.world import World
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions
 from router.observe.ended import EndedRequest
@@ -18,13 +25,6 @@ from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ALTERNATIVES, FOLLOW_S, MAX_ERROR, ShadowCaches
 from router.policy.spec import Policy
 from router.request.core import Observers
-from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.outcome import cached_share
-from router.sim.virtual.router_view import UNOBSERVED, RouterSettings
-from router.sim.virtual.scenario import Conditions
-from router.sim.virtual.traffic import Traffic
-from router.sim.virtual.virtual_pod import VirtualPodConfig
-from router.sim.virtual.world import World
 from tests.sim.virtual.conftest import equal_pods, speed_of
 
 BLOCK, PODS = 16, 4

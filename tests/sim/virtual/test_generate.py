@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from router.sim.virtual.generate import Bursts, Kind, TrafficMix
-from router.sim.virtual.traffic import Session
+from loadtest.simulator.generate import Bursts, Kind, TrafficMix
+from loadtest.simulator.traffic import Session
 from tests.examples import examples
 
 BLOCK = 16

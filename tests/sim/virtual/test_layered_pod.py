@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.simulator.layered_pod import new_pod
+from loadtest.simulator.traffic import TrafficRequest
+from loadtest.simulator.virtual_job import Job
+from loadtest.simulator.virtual_pod import VirtualPod, VirtualPodConfig
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.sim.virtual.layered_pod import new_pod
-from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job
-from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import AttentionKind, BlockChange, Generation, LayerType
 from tests.index.recorded_sessions import SESSIONS, Sent, requests
 from tests.sim.virtual.test_virtual_pod import BLOCK, SPEED, ask, drive_virtual

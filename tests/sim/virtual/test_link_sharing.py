@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.virtual.link_sharing import MAX_TRANSFERS, LinkEnd, LinkSharing
+from loadtest.simulator.link_sharing import MAX_TRANSFERS, LinkEnd, LinkSharing
 
 Start = tuple[float, float, tuple[LinkEnd, ...]]
 """When, how many bytes, through what."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadtest.simulator.outcome import PodUse, RequestOutcome, Run, RunFigures, figures
 from router.admission.tenant import Slo
-from router.sim.virtual.outcome import PodUse, RequestOutcome, Run, RunFigures, figures
 
 
 def served(ttft_ms: float, **facts: object) -> RequestOutcome:

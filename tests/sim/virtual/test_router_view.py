@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from loadtest.simulator.outcome import RequestOutcome
+from loadtest.simulator.router_view import Knowledge, RouterSettings, RouterView
+from loadtest.simulator.session_turn import SessionTurn, new_context
+from loadtest.simulator.traffic import Session, TrafficRequest
+from loadtest.simulator.virtual_clock import VirtualClock
 from router.admission.tenant import OPEN_TENANT
 from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
@@ -16,11 +21,6 @@ from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
 from router.request.core import Observers
-from router.sim.virtual.outcome import RequestOutcome
-from router.sim.virtual.router_view import Knowledge, RouterSettings, RouterView
-from router.sim.virtual.session_turn import SessionTurn, new_context
-from router.sim.virtual.traffic import Session, TrafficRequest
-from router.sim.virtual.virtual_clock import VirtualClock
 from router.types import PRIOR_OUTPUT_TOKENS, BlockChange, BlockHash, Generation, Links, PodLoad, Scene, Tier
 from tests.policy.test_recording import read, written
 from tests.sim.virtual.conftest import equal_pods, small_pod

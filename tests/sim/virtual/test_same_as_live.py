@@ -15,6 +15,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from loadtest.simulator.admission_rules import Admission, Rule
+from loadtest.simulator.router_view import HashStore, RouterSettings, RouterView
+from loadtest.simulator.scenario import Conditions, SimulatedFleet
+from loadtest.simulator.virtual_clock import VirtualClock
+from loadtest.simulator.world import World
 from router.admission.tenant import Slo
 from router.config.load import shipped
 from router.config.model_names import slo_lookup
@@ -48,11 +53,6 @@ from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
 from router.request.requests import Requests
 from router.request.tracker import Tracker
-from router.sim.virtual.admission_rules import Admission, Rule
-from router.sim.virtual.router_view import HashStore, RouterSettings, RouterView
-from router.sim.virtual.scenario import Conditions, SimulatedFleet
-from router.sim.virtual.virtual_clock import VirtualClock
-from router.sim.virtual.world import World
 from router.types import BlockChange, PodId, PodLoad, PromptPrefix, Scene
 from router.wiring.core_parts import core_settings, observers
 from tests.policy.test_recording import written

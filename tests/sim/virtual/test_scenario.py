@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.simulator.generate import TrafficMix
+from loadtest.simulator.router_view import Knowledge
+from loadtest.simulator.scenario import DIALECT, BelievedSpec, Conditions, FleetSpec
 from router.config.load import load, shipped
 from router.errors import ConfigError
-from router.sim.virtual.generate import TrafficMix
-from router.sim.virtual.router_view import Knowledge
-from router.sim.virtual.scenario import DIALECT, BelievedSpec, Conditions, FleetSpec
 from router.types import AttentionKind, LayerType, Link, Links, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, prior
 

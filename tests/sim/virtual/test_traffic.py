@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import ConfigError
-from router.hashing import token_array
-from router.sim.virtual.traffic import (
+from loadtest.simulator.traffic import (
     IdealCache,
     Session,
     TraceRequest,
@@ -22,6 +20,8 @@ from router.sim.virtual.traffic import (
     read_receipts,
     receipts_traffic,
 )
+from router.errors import ConfigError
+from router.hashing import token_array
 
 GOOD = {"timestamp": 27_482, "input_length": 1025, "output_length": 52, "hash_ids": [46, 47, 2353]}
 

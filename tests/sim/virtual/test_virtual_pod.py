@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.pod import SimPod, SimPodConfig, SimRequest
-from router.sim.virtual.traffic import TrafficRequest
-from router.sim.virtual.virtual_job import Job
-from router.sim.virtual.virtual_pod import VirtualPod, VirtualPodConfig
+from loadtest.engine_model.pod import SimPod, SimPodConfig, SimRequest
+from loadtest.simulator.traffic import TrafficRequest
+from loadtest.simulator.virtual_job import Job
+from loadtest.simulator.virtual_pod import VirtualPod, VirtualPodConfig
 from router.types import BlockHash, PodSpeed, Tier
 
 SPEED = PodSpeed(2.0, 0.5, 1e-3, 6.0, 0.1, 4e-3)

@@ -10,17 +10,17 @@ import pytest
 
 from loadtest.simulated_peers.peer_admission import EarlyRejectionWorld, SaturationWorld
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
+from loadtest.simulator.admission_rules import Admission, Rule
+from loadtest.simulator.compare import Setting, summarize
+from loadtest.simulator.generate import Kind, TrafficMix
+from loadtest.simulator.outcome import RequestOutcome, Run, figures
+from loadtest.simulator.router_view import Knowledge, RouterSettings
+from loadtest.simulator.scenario import Conditions, SimulatedFleet
+from loadtest.simulator.traffic import Session, Traffic
+from loadtest.simulator.world import World
 from router.admission.tenant import Slo, Tenant
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.sim.virtual.admission_rules import Admission, Rule
-from router.sim.virtual.compare import Setting, summarize
-from router.sim.virtual.generate import Kind, TrafficMix
-from router.sim.virtual.outcome import RequestOutcome, Run, figures
-from router.sim.virtual.router_view import Knowledge, RouterSettings
-from router.sim.virtual.scenario import Conditions, SimulatedFleet
-from router.sim.virtual.traffic import Session, Traffic
-from router.sim.virtual.world import World
 from router.types import AttentionKind, LayerType, Link
 from tests.policy.scenes import policy
 from tests.sim.virtual.conftest import SPEED, small_mix, small_pod

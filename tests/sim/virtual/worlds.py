@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.sim.virtual.scenario import SimulatedFleet, SimulatedPod
-from router.sim.virtual.traffic import Session, Traffic, TrafficRequest
-from router.sim.virtual.virtual_pod import VirtualPodConfig
+from loadtest.simulator.scenario import SimulatedFleet, SimulatedPod
+from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
+from loadtest.simulator.virtual_pod import VirtualPodConfig
 from router.types import Link, PodSpeed, Role
 from tests.sim.virtual.conftest import SPEED, equal_pods, small_pod
 

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock.mock_config import HandoffConfig, HandoffDialect, MockEngineConfig
-from router.sim.mock_engine import running_engines
+from loadtest.mock_engine.mock_config import HandoffConfig, HandoffDialect, MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
 from router.types import Role
 from tests.sim.mock.handoff.pair import OpenPair, Pair
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.sim.mock.mock_config import HandoffConfig
-from router.sim.mock_engine import MockEngine
+from loadtest.mock_engine.mock_config import HandoffConfig
+from loadtest.mock_engine.mock_engine import MockEngine
 from router.types import PodLoad
 
 _Answer = TypeVar("_Answer")

@@ -8,9 +8,9 @@ import gc
 import httpx
 import pytest
 
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.handoff_dialects import DecodeLeg
-from router.sim.mock.mock_config import HandoffDialect
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.handoff_dialects import DecodeLeg
+from loadtest.mock_engine.mock_config import HandoffDialect
 from tests.sim.mock.handoff.pair import (
     CHAT,
     OFFER,

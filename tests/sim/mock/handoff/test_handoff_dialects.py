@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.hashing import token_array
-from router.sim.mock.handoff_dialects import (
+from loadtest.mock_engine.handoff_dialects import (
     DecodeLeg,
     HandoffLeg,
     LoadedKv,
@@ -21,10 +20,11 @@ from router.sim.mock.handoff_dialects import (
     StoreLookup,
     dialect_of,
 )
-from router.sim.mock.mock_config import HandoffConfig
-from router.sim.mock.mock_requests import EngineError, GenerationRequest
-from router.sim.mock.pinned_kv import PinnedKv
-from router.sim.mock.vocabulary import GeneratedText, Piece
+from loadtest.mock_engine.mock_config import HandoffConfig
+from loadtest.mock_engine.mock_requests import EngineError, GenerationRequest
+from loadtest.mock_engine.pinned_kv import PinnedKv
+from loadtest.mock_engine.vocabulary import GeneratedText, Piece
+from router.hashing import token_array
 from router.types import Endpoint, Role
 
 HERE = PeerAddress("10.0.0.3", 5600, "6f0c")

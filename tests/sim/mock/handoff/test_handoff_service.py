@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.sim.mock.faults import Fault, FaultKind
-from router.sim.mock.handoff_service import stored_blocks
+from loadtest.mock_engine.faults import Fault, FaultKind
+from loadtest.mock_engine.handoff_service import stored_blocks
 from router.types import Link
 from tests.sim.mock.handoff.pair import (
     CHAT,

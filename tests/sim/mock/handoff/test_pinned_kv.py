@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.sim.mock.pinned_kv import HandoffCounters, PinnedKv, PinTable
+from loadtest.mock_engine.pinned_kv import HandoffCounters, PinnedKv, PinTable
 from tests.examples import examples
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -1,0 +1,1 @@
+"""The laboratory: mock engine, simulator, traffic, benchmarks, faults. The router never imports it."""

@@ -1,0 +1,1 @@
+"""What the mock engine and the simulator have in common: blocks, pools, schedulers."""

@@ -1,0 +1,1 @@
+"""Cost priors of models, from their architecture."""

@@ -1,0 +1,1 @@
+"""Whole fleets in virtual time, with the code of the router."""

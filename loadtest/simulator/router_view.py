@@ -1,0 +1,230 @@
+"""One replica of the router in the simulation: its core, and what it knows of the pods.
+
+Requests are prepared, booked, predicted, queued and settled by `request/`, as behind any front. The simulation replaces
+the feeds: it applies loads, KV events and the work of other replicas. The view may be late, incomplete or lost; the
+pods hold the true state.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import ClassVar
+
+from pydantic import ConfigDict
+
+from loadtest.simulator.virtual_clock import VirtualClock
+from router.admission.tenant import NO_SLO, Slo
+from router.config.policy_files import load_classes
+from router.config.schema import Limits
+from router.decision import RouteDecision
+from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.index.layers import HitRule
+from router.index.masks import HolderMasks
+from router.observe.counters import Counters
+from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
+from router.policy.classes import Classes
+from router.policy.policy_set import PolicySet
+from router.policy.retry import RetryBudget
+from router.policy.spec import Policy
+from router.request.attempt_rules import AttemptRules
+from router.request.clock import Clock
+from router.request.core import CoreSettings, Observers, build_core
+from router.request.decisions import Routing
+from router.request.fleet_state import FleetState
+from router.request.predictions import PredictionLimits
+from router.request.queues import ModelQueue, QueueSettings
+from router.stores.prefix_store import LocalStore
+from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
+
+NEVER_EJECT = EjectionRules(failures_to_eject=sys.maxsize, late_to_eject=0)
+"""No probe readmits a simulated pod."""
+_LIMITS = Limits()
+_shipped_classes = cache(load_classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """The information that reaches a router. The defaults are those of `config/router.yaml`.
+
+    Without `events`, a router assumes that a prompt stays cached where it was sent, for `no_events_ttl_s`.
+    """
+
+    events: bool = True
+    predicted_ttl_s: float = 30.0
+    no_events_ttl_s: float = 1200.0
+    no_events_capacity_tokens: int = 400_000
+    kv_groups: bool = True
+    """Whether it knows the groups of layers that the pods have, rather than assumes full attention."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+class Unrecorded:
+    """Keeps no decisions and counts no speeds."""
+
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None: ...
+    def observe_transfer(self, kind: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None: ...
+    def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None: ...
+    def observe_regret(self, model: str, regret_ms: float) -> None: ...
+
+
+UNOBSERVED = Observers(Unrecorded(), Counters())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSettings:
+    """What the routers of a simulation have in common, apart from their policy. `observers` record their requests."""
+
+    knowledge: Knowledge = field(default_factory=Knowledge)
+    observers: Observers = UNOBSERVED
+    slo: Slo = NO_SLO
+    rule: HitRule | None = None
+    """What hits on the pods; None: what they hold without a gap."""
+
+
+class HashStore(LocalStore):
+    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash. A hit on
+    each of `ruled` is what `rule` says."""
+
+    def __init__(self, model: str, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
+        super().__init__()
+        self._model = model
+        self._rule = rule
+        self._ruled = frozenset(ruled if rule else ())
+        self._masks = HolderMasks()
+        for pod in self._ruled:
+            self._masks.follow(pod, rule)
+
+    @property
+    def ruled(self) -> Collection[PodId]:
+        return self._ruled
+
+    def rule(self, pod: PodId) -> HitRule | None:
+        return self._rule if pod in self._ruled else None
+
+    def forget(self, pod: PodId) -> None:
+        super().forget(pod)
+        self._masks.forget(pod)
+        if pod in self._ruled:
+            self._masks.follow(pod, self._rule)
+
+    def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
+        return self._masks.full_and_hit(pod, prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
+
+    def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
+        self._masks.apply(pod, change)
+        self.predicted.apply(pod, change)
+        if not change.held and not change.layer:
+            self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
+
+    def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
+        known = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
+        return PrefixMatch(self.blocks(prefix, now_s, known))
+
+
+class RouterView:
+    """One replica. All pods serve one model. `refresh` is called before waiting requests are decided again; `streams`
+    are its responses in progress, by pod."""
+
+    def __init__(
+        self,
+        pods: Sequence[Pod],
+        links: Links,
+        policy: Policy,
+        settings: RouterSettings,
+        queue: QueueSettings | None,
+        clock: VirtualClock,
+        refresh: Callable[[RouterView], None],
+    ) -> None:
+        self._pods = pods
+        self._links = links
+        self._policies = PolicySet(policy)
+        self._settings = settings
+        self._queue = queue
+        self.slo = settings.slo
+        self._clock = clock
+        self._refresh = refresh
+        self._calls: dict[ModelQueue, int] = {}
+        """The number of the only call that counts, by queue: requests in the queue of an earlier core still wait."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Start without state, as a new process does. Requests in flight stay with the core that they have."""
+        self.streams = Counter[PodId]()
+        fleet = _fleet_of(self._pods, self._links)
+        rule = self._settings.rule if self._settings.knowledge.kv_groups else None
+        self.store = HashStore(self._pods[0].base_model, [pod.id for pod in self._pods], rule)
+        state = FleetState(
+            fleet=fleet,
+            ledger=Ledger(),
+            breaker=Breaker(fleet, NEVER_EJECT),
+            store=self.store,
+            calibrator=Calibrator(Calibration(), Unrecorded(), self._links),
+        )
+        clock = Clock(lambda: self._clock.now_s, lambda: self._clock.now_s)
+        routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)), lambda _model: self.slo)
+        settings = CoreSettings(rules=_rules(self._settings.knowledge), queue=self._queue)
+        self.core = build_core(state, settings, routing, self._settings.observers, clock)
+        if self.core.queues is not None:
+            self.core.queues.on_change = self._call_in
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.core.state.ledger
+
+    def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
+        self.store.apply_blocks(pod, change)
+
+    def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
+        for pod_id, load in loads.items():
+            scraped = replace(load, our_prompts=self.ledger.on(pod_id).prefill_requests)
+            self.core.state.fleet.observe_load(pod_id, scraped)
+
+    def _call_in(self, queue: ModelQueue, after_ms: float = 0.0) -> None:
+        number = self._calls[queue] = self._calls.get(queue, 0) + 1
+        self._clock.call_in(after_ms, self._send, queue, number)
+
+    def _send(self, queue: ModelQueue, number: int) -> None:
+        if number != self._calls[queue] or not queue:
+            return
+        self._refresh(self)
+        wait_ms = queue.send_next(self._clock.now_s)
+        if wait_ms < math.inf:
+            self._call_in(queue, wait_ms)
+
+    def apply_step(self, pod: PodId, began_s: float) -> None:
+        """Tokens of requests in flight have arrived: the pod's current step began then."""
+        self.ledger.stepped(pod, began_s)
+
+
+def _rules(knowledge: Knowledge) -> AttemptRules:
+    """Those of a new process: its retry budget is full."""
+    predictions = PredictionLimits(
+        predicted_ttl_s=knowledge.predicted_ttl_s,
+        no_events_ttl_s=knowledge.no_events_ttl_s,
+        no_events_capacity_tokens=knowledge.no_events_capacity_tokens,
+        publishes_events=lambda _pod: knowledge.events,
+    )
+    return AttemptRules(
+        retries=_LIMITS.retries,
+        route_headers=False,
+        budget=RetryBudget(_LIMITS.retry_budget),
+        predictions=predictions,
+        handoff_facts=lambda _pod, _dialect: {},
+    )
+
+
+def _fleet_of(pods: Sequence[Pod], links: Links) -> Fleet:
+    fleet = Fleet(links)
+    fleet.sync(pods)
+    for pod in pods:
+        fleet.trust(pod.id, pod.trust, "")
+        fleet.event(pod.id, PodEvent.PROBE_OK)
+    return fleet

@@ -1,0 +1,1 @@
+"""Clients: chats, the driver that sends them, and what they received."""
