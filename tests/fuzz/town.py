@@ -57,8 +57,6 @@ TRIES = 5
 """What is slow must be slow each time: the first time includes what is computed once."""
 GOOD, EVIL = "key-good", "key-evil"
 _FOLDER = str(Path(__file__).parents[2] / "router") + "/"
-_FOREIGN = ("router.sim",)
-"""Modules of the router that run at engines."""
 
 
 class Watch:
@@ -114,7 +112,7 @@ def _owner(handle: Any) -> str:
         found = getattr(owner, "_protocol", owner if owner is not None else callback)
         kind = found if hasattr(found, "__qualname__") else type(found)
         name = f"{kind.__module__}:{kind.__qualname__}"
-    return name if name.startswith("router.") and not name.startswith(_FOREIGN) else ""
+    return name if name.startswith("router.") else ""
 
 
 @dataclass(slots=True)

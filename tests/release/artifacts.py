@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,8 @@ from tests.helm.charts import CHART
 ROOT = Path(__file__).parents[2]
 VERSION = router.__version__
 CONTEXT = ("Dockerfile", ".dockerignore", "image.lock", "pyproject.toml", "README.md", "LICENSE")
-CONTEXT_FOLDERS = ("router", "policies", "config")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTEXT_FOLDERS = (*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"], "policies", "config")
 CHART_FILES = ("Chart.yaml", "values.yaml", "values.schema.json", "README.md", "RUNBOOK.md", "METRICS.md")
 _LOCKED = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[^\s;]+)(?P<rest>(?:\\\n|[^\n])*)")
 
@@ -54,7 +56,9 @@ def _python_packages(folder: Path, epoch: int) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    """Those of a folder; a file is itself."""
+    found = [folder] if folder.is_file() else folder.rglob("*")
+    return [path for path in found if path.is_file() and "__pycache__" not in path.parts]
 
 
 def _archive(target: Path, files: Iterable[Path], epoch: int, name: Callable[[Path], str]) -> None:
