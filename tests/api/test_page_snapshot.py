@@ -31,6 +31,7 @@ from router.frontends.admin.page_snapshot import (
 from router.frontends.admin.views import MetricsPage
 from router.index.evicted import PRIOR_REUSE
 from router.observe.changes import Changes
+from router.observe.declared import of_requests
 from router.observe.ended import EndedRequest
 from router.observe.metrics import Metrics
 from router.observe.receipts import Outcome
@@ -144,6 +145,12 @@ async def test_requests_and_recent_decisions_are_shown(tmp_path: Path) -> None:
         "rag": (1, 1),
     }
     assert found["in_flight"] == 0
+
+
+async def test_requests_that_missed_their_slo_are_a_notice(tmp_path: Path) -> None:
+    page = Page(tmp_path, "a", "b")
+    page.metrics[of_requests.SLO_REQUESTS].labels("m", "mine", "false").inc(9)
+    assert "slo" in [one["about"] for one in (await page.shown())["notices"]]
 
 
 async def test_pods_that_need_attention_are_first_with_the_reason(tmp_path: Path) -> None:

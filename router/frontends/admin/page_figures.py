@@ -38,6 +38,7 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.DELIVERED_TOKENS: (),
     of_requests.TENANT_IN_FLIGHT_TOKENS: ("tenant",),
     of_requests.UNREAD_PROMPTS: ("reason",),
+    of_requests.SLO_REQUESTS: ("model", "met"),
     of_requests.REUSE_INTERVAL_S: ("model",),
     of_decisions.TTFT_ERROR: (),
     of_decisions.EVICTED_SOON_TOKENS: ("model",),
