@@ -7,14 +7,14 @@ import time
 from collections import deque
 from contextlib import suppress
 from itertools import islice
-from typing import Generic
+from typing import Annotated, Generic
 
 import msgspec
 from redis.exceptions import RedisError
 
 from router.feeds.backoff import Backoff
 from router.feeds.supervise import raise_if_cancelled
-from router.fleet.drains import Drain, Drains
+from router.fleet.drains import MAX_CHARACTERS, MAX_DRAINS, Drain, Drains
 from router.guards import Bound
 from router.index.stored_responses import StoredResponse
 from router.stores.logged_once import LoggedOnce
@@ -30,7 +30,9 @@ RESPONSE_TTL_S = 3600.0
 """Routers find the pod of each other's stored responses for this long."""
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
 DRAINS = Bound("drains", 256 * 1024, 256 * 1024)
-_DRAINS = msgspec.json.Decoder(dict[str, Drain])
+_Selector = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+_DRAINS = msgspec.json.Decoder(Annotated[dict[_Selector, Drain], msgspec.Meta(max_length=2 * MAX_DRAINS)])
+"""Routers that add some at the same time exceed `MAX_DRAINS`."""
 _BOUND = Bound("stored response", 4096, 3)
 SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
 

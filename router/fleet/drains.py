@@ -7,22 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from router.types import Pod, PodId
 
 LABELS = ("pod", "host", "rack", "zone", "pool", "hardware", "engine", "role")
 """What a drain may name: `pod` is the id, the others are fields of the pod."""
 MAX_DRAINS, MAX_CHARACTERS = 100, 256
+MAX_AT_S = 1e11
+"""In the year 5138."""
 
 
 class Drain(msgspec.Struct, frozen=True):
     """Since the Unix time `at_s`. `by` is what its command says, not proof of who it was."""
 
-    at_s: float
-    by: str
-    why: str = ""
+    at_s: Annotated[float, Meta(ge=0, le=MAX_AT_S)]
+    by: Annotated[str, Meta(max_length=MAX_CHARACTERS)]
+    why: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
 
 
 def selector_of(text: str) -> str:

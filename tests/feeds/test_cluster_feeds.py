@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from redis.exceptions import RedisError
 
@@ -106,7 +107,15 @@ async def test_a_redis_that_lost_the_drains_gets_them_from_a_router_that_knows_t
         assert one.current == empty.current == {"rack=r1": DRAIN}
 
 
-UNREADABLE = {"text": b"nonsense", "list": b"[1]", "long": b"x" * 300_000, "field": b'{"rack=r9": {"by": 1}}'}
+UNREADABLE = {
+    "text": b"nonsense",
+    "list": b"[1]",
+    "long": b"x" * 300_000,
+    "field": b'{"rack=r9": {"by": 1}}',
+    "time": b'{"rack=r9": {"at_s": 1e300, "by": "ada"}}',
+    "words": b'{"rack=r9": {"at_s": 0, "by": "%b"}}' % (b"a" * 1000),
+    "many": msgspec.json.encode({f"rack=r{number}": DRAIN for number in range(1000)}),
+}
 
 
 @pytest.mark.parametrize("found", UNREADABLE.values(), ids=UNREADABLE)
