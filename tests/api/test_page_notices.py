@@ -240,3 +240,12 @@ def test_names_that_clients_and_pods_choose_are_cut() -> None:
     made = history()
     made.add(replace(counted(1000), metrics=answered(ok=1000, client_gone=1000, upstream_broken=1000)))
     assert made.notices(WELL) == []
+
+
+def test_pods_of_many_reasons_are_a_few_sentences() -> None:
+    """Where each names its own address; the most frequent reason is first."""
+    own = {f"pod-{number}": (Matching.NO_EVENTS, f"tcp://{number}:5557 is refused") for number in range(500)}
+    shared = dict.fromkeys(("x", "y"), (Matching.OFF, "no tokenizer"))
+    first, *_, last = texts = [text for _, text in shown(replace(WELL, pods=502, matching=own | shared))]
+    assert first == "2 of 502 pods (x, y) are routed by load only: no tokenizer."
+    assert (len(texts), last) == (4, "498 of 502 pods have other reasons; `warmroute pods` lists them.")

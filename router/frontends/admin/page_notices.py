@@ -240,16 +240,19 @@ def _slo(grown: MetricsGrowth) -> Iterator[Notice]:
 
 
 def _matching(present: Present) -> Iterator[Notice]:
-    """Pods that are routed by load only, and pods whose caches are guessed, by reason."""
+    """Pods that are routed by load only, and pods whose caches are guessed, by reason; the most frequent reasons."""
     by_reason: dict[tuple[Matching, str], list[str]] = defaultdict(list)
     for pod, found in present.matching.items():
-        by_reason[found].append(pod)
-    for (matching, reason), pods in list(by_reason.items()):
+        if found[0] in (Matching.OFF, Matching.NO_EVENTS):
+            by_reason[found].append(pod)
+    groups = sorted(by_reason.items(), key=lambda group: -len(group[1]))
+    for (matching, reason), pods in groups[:MAX_NAMES]:
+        by_load = " are routed by load only" if matching is Matching.OFF else ""
         of = f"{_of_pods(pods, present.pods)} ({_names(pods)})"
-        if matching is Matching.OFF:
-            yield Notice("matching", f"{of} are routed by load only: {shortened(reason, MAX_ERROR_CHARACTERS)}.")
-        elif matching is Matching.NO_EVENTS:
-            yield Notice("matching", f"{of}: {reason}.")
+        yield Notice("matching", f"{of}{by_load}: {shortened(reason, MAX_ERROR_CHARACTERS)}.")
+    if more := [pod for _, pods in groups[MAX_NAMES:] for pod in pods]:
+        text = f"{_of_pods(more, present.pods)} have other reasons; `warmroute pods` lists them."
+        yield Notice("matching", text)
 
 
 def _unread(grown: MetricsGrowth) -> Iterator[Notice]:
