@@ -202,7 +202,7 @@ class ShadowCaches:
                 yield
         self._followed_per_s += ((self._requests - before) / FOLLOW_S - self._followed_per_s) / 4
         if pending:
-            self._bound()
+            yield from self._bound()
             self._count()
 
     def _place(self, kept: RecordedDecision) -> None:
@@ -266,7 +266,7 @@ class ShadowCaches:
         found.last_request = self._requests
         return found
 
-    def _bound(self) -> None:
+    def _bound(self) -> Iterator[None]:
         """Forget the caches of pods that are gone. If that does not suffice, follow half of the prefixes."""
         for old in list(islice(self._answers, max(len(self._answers) - MAX_ANSWERS, 0))):
             del self._answers[old]
@@ -280,6 +280,7 @@ class ShadowCaches:
                 kept.clear()
             for cache in self._caches.values() if self.entries > most else ():
                 cache.evict((cache.blocks + 1) / 2)
+                yield
 
     def _count(self) -> None:
         """Add what is new to the metrics, for the requests that were not followed, too."""

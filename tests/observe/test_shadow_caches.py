@@ -274,3 +274,12 @@ def test_much_is_followed_in_parts() -> None:
         traffic.serve(hashes(number, 2000), "a")
     parts = sum(1 for _ in traffic.shadows.follow())
     assert parts >= 60 * (2000 // STRIDE) // (SLICE_ENTRIES + 150) - 1
+
+
+def test_caches_that_are_too_many_are_halved_one_after_the_other() -> None:
+    """Half of `MAX_ENTRIES` at once would stop the event loop for 20 ms."""
+    traffic = Traffic(max_entries=100)
+    for number in range(3):
+        traffic.serve(hashes(number, 50 * STRIDE), "abc"[number])
+    assert sum(1 for _ in traffic.shadows.follow()) >= len(traffic.shadows._caches)
+    assert traffic.shadows.entries <= 100 and traffic.shadows.sample > 1
