@@ -60,8 +60,10 @@ class MatchingLog:
         ready = [each.pod for each in self.fleet.snapshot.pods if each.state is PodState.READY]
         found = {pod.id: self.matching_of(pod) async for pod in in_turns(ready) if pod.id not in waiting}
         changed = {pod: how for pod, how in found.items() if how != self._known.get(pod, (how[0], ""))}
-        for how in dict.fromkeys(changed.values()):
-            pods = [pod for pod, its in changed.items() if its == how]
+        by_cause: dict[tuple[Matching, str], list[PodId]] = {}
+        for pod, how in changed.items():
+            by_cause.setdefault(how, []).append(pod)
+        async for how, pods in in_turns(by_cause.items()):  # each pod may have its own
             write = log.warning if how[1] else log.info
             write("matching changed", pods=pods[:MAX_NAMES], count=len(pods), matching=how[0].value, reason=how[1])
         self._known = found
