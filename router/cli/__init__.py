@@ -37,13 +37,15 @@ REMOVED = {
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }
 """Commands of earlier versions, with what to use instead."""
+LABORATORY = ("demo", "simulate", "compare", "plan", "mock-engine", "prior")
+"""Commands of the folder `loadtest`, which an installation of an earlier version in a clone does not find."""
 
 
 def commands() -> dict[str, tuple[str, str]]:
     """Those of the router, and those that other packages add by the entry point `warmroute.commands`: a table of the
-    same kind."""
+    same kind, which cannot replace any."""
     added = (entry.load() for entry in entry_points(group="warmroute.commands"))
-    return {name: command for table in (COMMANDS, *added) for name, command in table.items()}
+    return {name: command for table in (COMMANDS, *added, COMMANDS) for name, command in table.items()}
 
 
 def main() -> None:
@@ -54,6 +56,9 @@ def main() -> None:
         if name in REMOVED:
             print(f"`warmroute {name}` was removed: {REMOVED[name]}", file=sys.stderr)
             sys.exit(2)
+    if words and words[0] in LABORATORY and words[0] not in commands():
+        print(f"`warmroute {words[0]}` is not installed: run `pip install .` again in the clone", file=sys.stderr)
+        sys.exit(2)
     try:
         _app("".join(words[:1]))()
     except ConfigError as error:
@@ -70,7 +75,8 @@ def _app(requested: str) -> typer.Typer:
         no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Prefix-aware router."
     )
     app.callback()(_common_options)
-    for name, (target, text) in commands().items():
+    is_own = requested in COMMANDS or requested in GROUPS
+    for name, (target, text) in (COMMANDS if is_own else commands()).items():
         app.command(name, help=text)(_load(target) if name == requested else _not_loaded)
     for name, (target, text) in GROUPS.items():
         app.add_typer(_load(target) if name == requested else _empty_group(), name=name, help=text)

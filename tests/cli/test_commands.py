@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 
 from router import __version__
-from router.cli import GROUPS, REMOVED, _load, commands
+from router.cli import COMMANDS, GROUPS, LABORATORY, REMOVED, _load, commands
 from tests.cli.conftest import Typed
 
 LOADED = """
 import sys
+from importlib.metadata import EntryPoint
 from router.cli import main
 sys.argv = ["warmroute", *sys.argv[1:]]
 try:
@@ -94,3 +96,30 @@ def test_a_running_router_imports_no_simulator_publisher_or_plots() -> None:
         "transformers",
     }
     assert not unneeded.intersection(printed.split())
+
+
+def add_commands(monkeypatch: pytest.MonkeyPatch, *targets: str) -> None:
+    """As if other packages were installed, and `loadtest` not."""
+    found = [EntryPoint("x", target, "warmroute.commands") for target in targets]
+    monkeypatch.setattr("router.cli.entry_points", lambda group: found)
+
+
+def test_another_package_neither_replaces_nor_breaks_a_command_of_the_router(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is installed in part."""
+    monkeypatch.setattr("router.cli.REPLACING", {"serve": ("x:y", "Other.")}, raising=False)
+    add_commands(monkeypatch, "router.cli:REPLACING")
+    assert commands()["serve"] == COMMANDS["serve"]
+    add_commands(monkeypatch, "no_such_module:COMMANDS")
+    assert typed("serve", "--help").code == 0
+
+
+def test_a_command_of_the_laboratory_that_is_not_installed_names_the_next_step(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an update of a clone, whose entry points are those of the installation."""
+    assert {*LABORATORY} == {*commands()} - {*COMMANDS}
+    add_commands(monkeypatch)
+    ended = typed("demo")
+    assert ended.code == 2 and ended.err == "`warmroute demo` is not installed: run `pip install .` again in the clone\n"
