@@ -102,7 +102,7 @@ class ProbeFeed:
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
         fault = await self._fault(status.pod, seen)
-        if fault != seen.fault and (seen.fault or status.state is not PodState.DRAINING):
+        if status.state is not PodState.DRAINING if fault else seen.fault:
             self.fleet.event(pod_id, PodEvent.DRAIN if fault else PodEvent.UNDRAIN, reason=fault)
             seen.fault = fault
         now_s = time.monotonic()

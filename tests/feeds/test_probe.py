@@ -420,6 +420,20 @@ async def test_a_pod_with_a_fault_does_not_join(world: Probing, running: Running
         assert world.is_in(PodState.DRAINING)
 
 
+async def test_the_end_of_an_operators_drain_does_not_admit_a_pod_with_a_fault(
+    world: Probing, running: Running, until: Until
+) -> None:
+    """Its rack was drained meanwhile, and the rack's drain has ended."""
+    world.pod.answers[FAULTS] = faults("dead")
+    async with running(world.probes.run()):
+        await until(lambda: world.is_in(PodState.DRAINING))
+        world.fleet.event("a", PodEvent.DRAIN)
+        world.fleet.event("a", PodEvent.UNDRAIN)
+        world.pod.asked[FAULTS] = 0
+        await until(lambda: world.pod.asked[FAULTS] > 3)
+        assert world.is_in(PodState.DRAINING)
+
+
 async def test_a_pod_that_an_operator_has_drained_stays_drained_after_a_fault(
     world: Probing, running: Running, until: Until
 ) -> None:
