@@ -16,6 +16,8 @@ import msgspec
 from router.errors import shortened
 
 MAX_CHANGES = 200
+MAX_OF_SUBJECT = 20
+"""A pod that flaps hides no change of others."""
 MAX_CHARACTERS = 400
 
 ChangeKind: TypeAlias = Literal["ejected", "readmitted", "joined", "left", "restarted", "generation", "policy"]
@@ -31,7 +33,7 @@ class Change(msgspec.Struct, frozen=True, tag_field="kind", tag="change"):
 
 
 class Changes:
-    """The last `MAX_CHANGES` changes. Each is passed to `write`, which does not wait or raise."""
+    """The last `MAX_CHANGES` changes, with the last `MAX_OF_SUBJECT` of each subject. Each is passed to `write`, which does not wait or raise."""
 
     def __init__(self, write: Callable[[Change], None] = lambda _: None) -> None:
         self._latest: deque[Change] = deque(maxlen=MAX_CHANGES)
@@ -40,6 +42,9 @@ class Changes:
     def add(self, what: ChangeKind, subject: str, cause: str) -> None:
         """Record a change of this moment."""
         change = Change(time.time(), what, shortened(subject, MAX_CHARACTERS), shortened(cause, MAX_CHARACTERS))
+        same = [one for one in self._latest if one.subject == change.subject]
+        if len(same) >= MAX_OF_SUBJECT:
+            self._latest.remove(same[-1])
         self._latest.appendleft(change)
         self._write(change)
 
