@@ -169,8 +169,8 @@ async def _clock(it: Subject) -> Findings:
     async with httpx.AsyncClient(timeout=CLIENT_S, trust_env=False) as http:
         for status in it.parts.fleet.snapshot.pods:
             try:
-                answer = await http.get(f"{status.pod.url}{ENGINES[status.pod.engine].health_path}")
-                skew_s = time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()
+                async with http.stream("GET", f"{status.pod.url}{ENGINES[status.pod.engine].health_path}") as answer:
+                    skew_s = time.time() - parsedate_to_datetime(answer.headers["date"]).timestamp()
             except (httpx.HTTPError, LookupError, ValueError):
                 continue
             wrong = "" if abs(skew_s) <= MAX_SKEW_S else "; correct the wrong one, for example by NTP"

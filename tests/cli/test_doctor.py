@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from router.cli.admin_client import AdminClient
+from router.cli.doctor import CHECKS, Subject
+from router.config.schema import RouterConfig
 from router.observe.tracing import collector_hint
 from tests.cli.conftest import Typed
 from tests.closed_port import closed_port
 from tests.otlp_receiver import collecting
+from tests.policy.scenes import fleet_of, make_pod
 from tests.stories.conftest import TEMPLATE
 
 pytestmark = pytest.mark.net
@@ -169,3 +176,19 @@ def test_mistakes_of_the_configuration_are_failures(typed: Typed, tmp_path: Path
     assert ended.code == 1
     assert f"fail configuration: {path}:1: policy: unknown" in ended.out or "did you mean 'cost_aware'?" in ended.out
     assert "pods.0: must be a mapping; write `- url: http://HOST:PORT`" in ended.out
+
+
+@pytest.mark.anyio
+async def test_of_a_pod_that_says_its_time_no_body_is_read() -> None:
+    """It may be endless."""
+
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ndate: Sun, 29 Nov 2020 00:00:00 GMT\r\ncontent-length: 9\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        fleet = fleet_of(make_pod("a", url=url))
+        subject = Subject(RouterConfig(), cast(Any, SimpleNamespace(fleet=fleet)), AdminClient())
+        [found] = [one async for one in CHECKS["the clock"](subject)]
+    assert found.level == "warn" and "ahead of that of pod a" in found.text

@@ -264,7 +264,8 @@ class Membership:
             self._follow_drain(pod)
         elif new is PodState.GONE:
             self._drained.discard(pod.id)
-            self.drains.forget(pod.id)
+            if pod.url not in self._removed:  # else other routers still have it
+                self.drains.forget(pod.id)
 
 
 def configured_pods(

@@ -282,6 +282,13 @@ def test_a_pod_that_returns_is_not_drained_for_its_predecessor() -> None:
     assert state(fleet) is PodState.JOINING
 
 
+def test_a_pod_that_an_admin_call_removes_here_stays_drained_for_other_routers() -> None:
+    _, members = membership(ConfiguredPods(()))
+    members.replace("0", listed(configs("a")))
+    members.drains.change("pod=a", DRAIN)
+    assert members.remove("a") and members.drains.unshared == {"pod=a": DRAIN}
+
+
 def test_a_drain_by_label_holds_for_pods_that_come_later() -> None:
     """And for a pod that gets the label; it ends with the drain alone, not when another feed undrains the pod."""
     fleet, members = membership(ConfiguredPods(()))
