@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from router.errors import ConfigError
+from router.fleet.drains import MAX_AT_S
 from router.observe.changes import Change
 from router.observe.receipts import Line, Receipt
 from router.policy.recording import FleetLine
@@ -36,7 +37,9 @@ def lines_of(path: Path) -> Iterator[Line | Change]:
                     large: Any = BufferedReader(raw, READ_BYTES)
                     lines = GzipFile(fileobj=large) if file.suffix == ".gz" else large
                     for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
-                        yield decode(line)
+                        if not 0 <= (found := decode(line)).at_s <= MAX_AT_S:
+                            raise ValueError(f"at_s is no Unix time: {found.at_s:g}")
+                        yield found
             except (OSError, EOFError, ValueError) as error:
                 raise ConfigError(f"{file}:{number}: not a receipt: {error}") from error
 

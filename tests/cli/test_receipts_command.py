@@ -168,3 +168,9 @@ def test_a_time_is_the_last_one_before_now_or_that_of_a_date(
 def test_another_text_is_no_time(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no time such as 14:00"):
         moment(text)
+
+
+def test_a_line_of_no_possible_time_is_named(typed: Typed, tmp_path: Path) -> None:
+    path = write(tmp_path / "receipts.jsonl", lines([made(0), made(1e300)], scenes=False))
+    ended = typed("receipts", "summary", path)
+    assert ended.code == 2 and f"{path}:2: not a receipt: at_s is no Unix time" in ended.err
