@@ -33,7 +33,8 @@ class Change(msgspec.Struct, frozen=True, tag_field="kind", tag="change"):
 
 
 class Changes:
-    """The last `MAX_CHANGES` changes, with the last `MAX_OF_SUBJECT` of each subject. Each is passed to `write`, which does not wait or raise."""
+    """The last `MAX_CHANGES` changes, of a subject `MAX_OF_SUBJECT`. Each is passed to `write`, which does not wait or
+    raise."""
 
     def __init__(self, write: Callable[[Change], None] = lambda _: None) -> None:
         self._latest: deque[Change] = deque(maxlen=MAX_CHANGES)

@@ -122,4 +122,5 @@ def test_a_command_of_the_laboratory_that_is_not_installed_names_the_next_step(
     assert {*LABORATORY} == {*commands()} - {*COMMANDS}
     add_commands(monkeypatch)
     ended = typed("demo")
-    assert ended.code == 2 and ended.err == "`warmroute demo` is not installed: run `pip install .` again in the clone\n"
+    message = "`warmroute demo` is not installed: run `pip install .` again in the clone\n"
+    assert (ended.code, ended.err) == (2, message)
