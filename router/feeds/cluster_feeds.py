@@ -77,6 +77,7 @@ class SharedDrains:
         self._key = keys.drains
         self._drains = drains
         self._skipped = LoggedOnce()
+        self._lock = asyncio.Lock()
         self.is_tried = False
 
     async def run(self) -> None:
@@ -96,9 +97,10 @@ class SharedDrains:
 
     async def exchange(self) -> None:
         """Use what all routers have written, and write what changed here. Raises `redis.RedisError`."""
-        for _ in range(SWAPS):
-            if await self._swap():
-                return
+        async with self._lock:  # an answer that comes late is older than what is known
+            for _ in range(SWAPS):
+                if await self._swap():
+                    return
 
     async def _swap(self) -> bool:
         """Whether no other router was faster."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import msgspec
 import pytest
@@ -137,6 +138,40 @@ async def test_fields_of_a_later_version_are_ignored() -> None:
         await connection.client.set(Keys("warmroute").drains, later)
         await sharing.exchange()
         assert drains.current == {"rack=r1": DRAIN} and await connection.client.get(Keys("warmroute").drains) == later
+
+
+class LateRedis:
+    """Of one string. The first answer comes when `answer` is set."""
+
+    def __init__(self) -> None:
+        self.client, self.value, self.answer, self.asked = self, b"{}", asyncio.Event(), 0
+
+    async def getrange(self, *_: object) -> bytes:
+        self.asked, found = self.asked + 1, self.value
+        if self.asked == 1:
+            await self.answer.wait()
+        return found
+
+    async def script(self, _: str, __: object, values: tuple[bytes, bytes]) -> int:
+        if self.value != values[0]:
+            return 0
+        self.value = values[1]
+        return 1
+
+
+async def test_a_late_answer_ends_no_drain_that_began_meanwhile() -> None:
+    redis, changes = LateRedis(), list[list[str]]()
+    drains, sharing = shared(cast(RedisConnection, redis))
+    drains.on_change = lambda: changes.append([*drains.current])
+    late = asyncio.create_task(sharing.exchange())
+    await asyncio.sleep(0)
+    drains.change("rack=r1", DRAIN)
+    shares = asyncio.create_task(sharing.share())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    redis.answer.set()
+    await late
+    assert await shares and changes == [["rack=r1"]]
 
 
 async def test_a_drain_that_redis_does_not_take_stays_here() -> None:
