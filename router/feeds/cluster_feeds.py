@@ -30,12 +30,8 @@ RESPONSE_TTL_S = 3600.0
 """Routers find the pod of each other's stored responses for this long."""
 _RESPONSE = msgspec.msgpack.Decoder(tuple[str, str, str])
 DRAINS = Bound("drains", 256 * 1024, 256 * 1024)
-_DRAINS = msgspec.json.Decoder(
-    Annotated[
-        dict[Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)], Drain],
-        msgspec.Meta(max_length=2 * MAX_DRAINS),  # routers that add some at the same time exceed `MAX_DRAINS`
-    ]
-)
+_DrainLabels = Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)]
+_DRAINS = msgspec.json.Decoder(Annotated[dict[_DrainLabels, Drain], msgspec.Meta(max_length=2 * MAX_DRAINS)])
 _BOUND = Bound("stored response", 4096, 3)
 SHARED_USER = "a publisher may have this router's user of Redis; give publishers one of their own: SECURITY.md"
 
