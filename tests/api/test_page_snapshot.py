@@ -194,7 +194,7 @@ async def test_what_a_client_got_is_what_is_counted(tmp_path: Path) -> None:
 
 async def test_the_latest_changes_are_shown(tmp_path: Path) -> None:
     """Newest first, at most as many as the page shows."""
-    page = Page(tmp_path, "a")
+    page = Page(tmp_path, *"abcd")
     page.fleet.event("a", PodEvent.PROBE_OK)
     page.fleet.event("a", PodEvent.EJECT, reason="connection refused")
     found = (await page.shown())["changes"]
@@ -202,8 +202,8 @@ async def test_the_latest_changes_are_shown(tmp_path: Path) -> None:
         ("ejected", "a", "connection refused"),
         ("joined", "a", "health check passed"),
     ]
-    for _ in range(2 * MAX_CHANGES):
-        page.fleet.restarted("a")
+    for number in range(2 * MAX_CHANGES):
+        page.fleet.restarted("abcd"[number % 4])
     assert len((await page.shown())["changes"]) == MAX_CHANGES
 
 
