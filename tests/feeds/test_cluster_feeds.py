@@ -141,7 +141,7 @@ async def test_fields_of_a_later_version_are_ignored() -> None:
 
 
 class LateRedis:
-    """Of one string. The first answer comes when `answer` is set."""
+    """Holds one string. The first answer comes when `answer` is set."""
 
     def __init__(self) -> None:
         self.client, self.value, self.answer, self.asked = self, b"{}", asyncio.Event(), 0
