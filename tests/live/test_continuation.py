@@ -30,7 +30,7 @@ from tests.request.continuation.recorded import Received, named_steps
 PODS = 3
 """The cuts count as failures of a pod, and may eject one."""
 CUTS = 8
-"""Cuts of each case."""
+"""Cuts of each case. A busy engine puts several tokens into one event, so a stream may end before its cut."""
 POLICY = "name: agents\nabout: Agents\nextends: cost_aware\nmatch: {}\ncontinuation: {hold_tool_calls: true}\n"
 FUNCTIONS: list[dict[str, Any]] = [tool["function"] for tool in TOOLS]
 ANTHROPIC_TOOLS = [
@@ -137,7 +137,7 @@ def test_joined_stream_is_the_uncut_one(fleet: CutFleet, name: str) -> None:
     for cut in range(0, events, max(events // CUTS, 1)):
         fleet.cuts.after[:] = [cut]
         received = streamed(url, body)
-        assert not fleet.cuts.after or cut > events - 3, "nothing was cut"
+        assert not fleet.cuts.after or cut > received.count(b"data: ") - 3, "nothing was cut"
         fleet.cuts.after.clear()
         assert Received(received).whole[:7] == expected, f"cut after {cut} events"
 
@@ -162,7 +162,8 @@ def test_greedy_stream_of_an_agent_is_the_uncut_one(fleet: CutFleet, name: str) 
     for cut in range(0, events, max(events // CUTS, 1)):
         fleet.cuts.after[:] = [cut]
         received = streamed(fleet.urls.public, body, path)
-        assert not fleet.cuts.after or cut > events - 6, "nothing was cut"  # the last events come together
+        # The last events come together.
+        assert not fleet.cuts.after or cut > received.count(b"data: ") - 6, "nothing was cut"
         fleet.cuts.after.clear()
         assert named_steps(received) == expected, f"cut after {cut} events"
 
