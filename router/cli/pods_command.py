@@ -90,7 +90,7 @@ def _change(router: AdminClient, action: PodAction, name: str, why: str) -> None
     found = router.ask("POST", f"{path}/{action.value}", _PodRow, {"by": by, "why": why})
     pods = found.get("pods", {name: found["status"]})  # routers of versions before name no pods
     for pod_id, state in pods.items():
-        print(f"{pod_id}: {state}")
+        print(printable(f"{pod_id}: {state}"))
     none = "" if pods else "no pod has these labels now; "
     return print(f"{name}: {none}known to {found.get('known_to', 'this router alone')}", file=sys.stderr)
 

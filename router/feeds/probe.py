@@ -102,7 +102,8 @@ class ProbeFeed:
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
         fault = await self._fault(status.pod, seen)
-        if status.state is not PodState.DRAINING if fault else seen.fault:
+        begins, ends = fault and status.state is not PodState.DRAINING, seen.fault and not fault
+        if begins or ends:
             self.fleet.event(pod_id, PodEvent.DRAIN if fault else PodEvent.UNDRAIN, reason=fault)
             seen.fault = fault
         now_s = time.monotonic()
