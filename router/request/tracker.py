@@ -428,8 +428,6 @@ class Tracker:
         """Calibrate the speed of the pod that computed the prompt, and of the link that it pulled over."""
         calibrator, context, seen = self._state.calibrator, self.context, booking.observation
         assert context.candidate is not None
-        if self._state.store.estimated and (reported := context.cached_tokens) is not None:
-            self._state.store.observe_hit(context.candidate.pod.id, context.candidate.cached_tokens, reported)
         if booking.pulled_ms is not None:
             self._observe_pull(context.candidate, booking.pulled_ms, booking.concurrent_transfers)
         if seen is None or context.prompt is None or context.prompt.has_media:

@@ -64,12 +64,6 @@ class WatchedStore(LocalStore):
         """Neither confirmed nor withdrawn."""
         self.capacities_blocks: list[int | None] = []
         """The capacities of all predictions."""
-        self.reported_hits: list[tuple[PodId, int, int]] = []
-        """The pod, expected and reported tokens of estimated hits."""
-
-    def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
-        super().observe_hit(pod, expected_tokens, reported_tokens)
-        self.reported_hits.append((pod, expected_tokens, reported_tokens))
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         prediction = super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
