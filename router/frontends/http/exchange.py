@@ -23,7 +23,7 @@ from router.admission.fair_bound import FairBound
 from router.admission.tenant import Admitted
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.frontends.fair_turns import FairTurns
-from router.frontends.http.relay import LARGE_PIECE_BYTES
+from router.frontends.http.connection import LARGE_PIECE_BYTES
 from router.request.inbound import EVENT_STREAM, Head, HeaderList, media_type
 
 MAX_COMPARED = 128
@@ -249,7 +249,7 @@ class Exchange(msgspec.Struct, eq=False):
                 self._begin()
 
     def outlives_client(self) -> asyncio.Event:
-        """Serve the request to its end also when the client disconnects, which the event tells."""
+        """Serve the request to its end also when its client disconnects: then the event is set."""
         self._gone = asyncio.Event()
         return self._gone
 

@@ -74,7 +74,7 @@ class AnyExchange(Downstream, BodyHolder, Protocol):
         """Whether the client speaks HTTP/1.0."""
 
     def outlives_client(self) -> asyncio.Event:
-        """Serve the request to its end also when the client disconnects, which the event tells."""
+        """Serve the request to its end also when its client disconnects: then the event is set."""
 
 
 class HttpEdge:
