@@ -1,4 +1,4 @@
-"""How does a pod stand, whatever the next request is? How long until it can start on a new prompt?
+"""How does a pod stand, for any request? How long until it can start on a new prompt?
 
 Computed when the pod, its load or its work in flight changes, not for each request: a request pays for what depends on
 it. `QueueTerm` has the formula of the work ahead, `KvPressureTerm` that of the pressure.

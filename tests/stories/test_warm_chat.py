@@ -1,6 +1,6 @@
 """How many rooms does a warm chat pass, and in how many shapes?
 
-One chat whose prompt is cached is traced, from the client's bytes to the last sink. What runs beside it (feeds, the
+One chat whose prompt is cached is traced, from the client's bytes to the last sink. What runs meanwhile (feeds, the
 mock engine) does not count. `pytest -s` prints its way.
 """
 
@@ -24,7 +24,7 @@ from tests.stories.conftest import Deploy
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 ROUTER = str(Path(router.__file__).parent) + "/"
-BESIDE = (f"{ROUTER}feeds/", str(Path(ROUTER).parent / "loadtest") + "/")
+ASIDE = (f"{ROUTER}feeds/", str(Path(ROUTER).parent / "loadtest") + "/")
 CHAT = [{"role": "user", "content": " ".join(f"tides {number}" for number in range(300))}]
 MAX_MODULES, MAX_CLASSES, MAX_CALLS = 96, 48, 520
 """To be lowered with each step of unifying."""
@@ -42,7 +42,7 @@ class Way:
     def enter(self, frame: FrameType, _event: str, _value: object) -> Any:
         """Trace function for `sys.settrace`."""
         code = frame.f_code
-        if not code.co_filename.startswith(ROUTER) or _is_beside(frame):
+        if not code.co_filename.startswith(ROUTER) or _is_aside(frame):
             return None
         self.calls[code] += not code.co_name.startswith("<")
         self.names[code] = frame.f_globals
@@ -75,9 +75,9 @@ class Way:
         return "\n".join([*rows, total, ", ".join(sorted(self.classes()))])
 
 
-def _is_beside(frame: FrameType | None) -> bool:
+def _is_aside(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename.startswith(BESIDE):
+        if frame.f_code.co_filename.startswith(ASIDE):
             return True
         frame = frame.f_back
     return False
