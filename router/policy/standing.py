@@ -52,7 +52,7 @@ _UNSEEN = StepBegan()
 def standings(
     statuses: Iterable[PodStatus], inflight: Mapping[PodId, InFlight], steps: Mapping[PodId, StepBegan]
 ) -> list[Standing]:
-    """Of each pod. While none of its three values has been replaced, that of the last call."""
+    """How each pod stands. It is computed again only if one of the three values has been replaced."""
     found = []
     for status in statuses:
         pod_id = status.pod.id
