@@ -188,7 +188,7 @@ class Part:
             self._waiting.append((exchange, talk))
 
     def _receive(self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT) -> MemoryExchange:
-        return self._front.receive(path, body, tenant, peer="192.0.2.1", owner=f"192.0.2.{self._random.randrange(9)}")
+        return self._front.receive(path, body, tenant)
 
     def _send_waiting(self) -> None:
         """Begin the answers of requests that have been sent to a pod by now."""
