@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from router.admission.keys import Tenants
+from router.admission.tenant import Tenants
 from router.config.reloaded import is_steady
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
