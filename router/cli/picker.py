@@ -60,8 +60,7 @@ def _run(config: RouterConfig, options: PickerOptions) -> None:
 
     import uvloop
 
-    from router.frontends.http.listen_sockets import bind_admin
-    from router.frontends.http.server import SocketServer
+    from router.frontends.http.server import SocketServer, bind_admin
     from router.wiring.gc_tuning import tune_gc
     from router.wiring.malloc_tuning import release_free_memory, tune_malloc
     from router.wiring.picker_front import picker_front

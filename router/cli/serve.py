@@ -92,9 +92,8 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     import uvicorn
 
     from router.config.priors import all_priors
-    from router.frontends.http.listen_sockets import bind_admin, bind_port, open_port
     from router.frontends.http.protocol import EdgeProtocol
-    from router.frontends.http.server import DrainingServer, SocketServer
+    from router.frontends.http.server import DrainingServer, SocketServer, bind_admin, bind_port, open_port
     from router.wiring.gc_tuning import tune_gc
     from router.wiring.malloc_tuning import release_free_memory, tune_malloc
     from router.wiring.program import Program

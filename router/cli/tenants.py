@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from router.admission.keys import MAX_KEY_BYTES
+from router.admission.tenant import MAX_KEY_BYTES
 from router.cli.options import flag
 
 tenants_app = typer.Typer(no_args_is_help=True)

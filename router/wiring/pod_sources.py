@@ -14,12 +14,12 @@ from router.feeds.discovery.target_file import FilePods
 from router.feeds.supervise import Feeds
 from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPool
-from router.types import Pod, PodSpeed, PodTls
+from router.types import PodTls
 
 
 def api_server(url: str, tls: PodTls) -> UpstreamPool:
     timeouts = UpstreamTimeouts(connect_s=CONNECT_TIMEOUT_S, first_byte_s=REQUEST_TIMEOUT_S, idle_s=QUIET_S)
-    return UpstreamPool(url, url, timeouts, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
+    return UpstreamPool(url, url, timeouts, tls=tls)
 
 
 class PodSources:
