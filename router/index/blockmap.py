@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Sequence, Set
 
 from router.hashing import hashes_ahead
-from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
@@ -22,8 +21,7 @@ from router.types import BlockChange, BlocksByTier, BlocksCleared, Generation, K
 class BlockMap:
     """The blocks of all pods. Apply events in order, then match prompts."""
 
-    def __init__(self, evicted: EvictedByModel | None = None) -> None:
-        self._evicted = evicted or EvictedByModel()
+    def __init__(self) -> None:
         self._masks = HolderMasks(scatter=secrets.randbits(64))
         self._holders: dict[PodId, HolderBlocks] = {}
         self._removed: deque[HolderBlocks] = deque()
@@ -61,7 +59,6 @@ class BlockMap:
             self._tested.pop(pod, None)
             self.unnamed.discard(pod)
             self.ahead_tokens.pop(pod, None)
-            self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
 
     def size_blocks(self, pod: PodId) -> int:
@@ -121,8 +118,6 @@ class BlockMap:
         self._follow(pod, holder, rule)
         for change in changes:
             self._masks.apply(pod, change)
-            if not change.held and not change.layer:
-                self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
         return changes
 
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:

@@ -7,19 +7,16 @@ stale, it sets `degraded`.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Protocol
 
 from router.hashing import generation_seed, hash_blocks, hashes_ahead, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
-from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits
 from router.index.layers import HitRule, kept_ends
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
-    BlockChange,
     BlockHash,
     BlocksByTier,
     Generation,
@@ -28,7 +25,6 @@ from router.types import (
     PodId,
     PrefixMatch,
     PromptPrefix,
-    Tier,
 )
 
 
@@ -51,17 +47,12 @@ class EventStore(Protocol):
 class LocalStore:
     """Which pods hold which blocks, in memory: announced and predicted blocks of this router. An `EventStore`."""
 
-    def __init__(self, evicted: EvictedByModel | None = None) -> None:
-        self.evicted = evicted or EvictedByModel()
-        """How often evicted blocks are requested again."""
-        self._announced = BlockMap(self.evicted)
+    def __init__(self) -> None:
+        self._announced = BlockMap()
         self.unnamed = self._announced.unnamed
         """Pods whose events do not say which blocks they have: they are predicted as those without events."""
         self._generations: dict[PodId, Generation] = {}
         self.predicted = PredictedIndex()
-        self.predicted.on_evict = self._on_evict
-        self._models: dict[PodId, str] = {}
-        """By pod, the model of its last dispatch."""
 
     @property
     def ruled(self) -> Collection[PodId]:
@@ -107,8 +98,6 @@ class LocalStore:
         self._announced.forget(pod)
         self._generations.pop(pod, None)
         self.predicted.forget(pod)
-        if model := self._models.pop(pod, ""):
-            self.evicted.of(model).holds(pod, 0)
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -123,7 +112,6 @@ class LocalStore:
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
-        self._models[pod] = prefix.generation.model
         ahead_tokens = self._ahead_tokens(pod)
         hashes = hashes_ahead(prefix, prefix.hashes, ahead_tokens) if ahead_tokens else prefix.hashes
         ends = self._kept_ends(pod, prefix, hashes) if pod in self.ruled else ()
@@ -192,11 +180,6 @@ class LocalStore:
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
         return predicted | kept
 
-    def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
-        """The model of a pod's cache, which it does not publish, is full."""
-        if model := self._models.get(pod):
-            self.evicted.of(model).evicted(pod, BlockChange(Tier.GPU, False, blocks), held)
-
     def is_published(self, pod: PodId, now_s: float) -> bool:
         return False
 
@@ -217,7 +200,7 @@ class ReplicaStore(LocalStore):
     """A `LocalStore` with a replica of the cluster index, which is used up to an age of `max_age_s`."""
 
     def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
-        super().__init__(index.evicted)
+        super().__init__()
         self.index = index
         index.on_change = self.predicted.apply
         self._max_age_s = max_age_s
