@@ -139,12 +139,10 @@ def _untested(pod: Pod) -> list[Endpoint]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReader:
-    """What the router knows of a probe's prompt: its prefix, why a pod's tokens differ, and whether the tokens of a
-    model's pictures may become known later."""
+    """What the router knows of a probe's prompt: its prefix, and why a pod's tokens differ."""
 
     fingerprint: Fingerprint
     advice: Advice = lambda *_: ""
-    learns_pictures: Callable[[str], bool] = lambda _: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +212,6 @@ class ParityFeed:
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
-        if report is _NONE_READ and self.reader.learns_pictures(pod.models[0]):
-            return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
     async def _test_conversion(

@@ -27,8 +27,7 @@ from router.prompt.harmony import Harmony, SeparateTexts
 from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
 from router.prompt.incremental.reader import IncrementalReader
 from router.prompt.media import MAX_KEYS, TOKENS, MediaText
-from router.prompt.pictures.expansion import expanded, hash_pictures
-from router.prompt.pictures.picture_reader import Picture, PictureIdentities
+from router.prompt.pictures.picture_reader import Picture, PictureIdentities, expanded, hash_pictures
 from router.prompt.prompt_stages import OpenedPrompt, PendingPrompt
 from router.prompt.segments import Lookup, SegmentCache, all_cold, hash_path
 from router.prompt.template import ChatTemplate, checked
