@@ -101,8 +101,8 @@ class HashStore(LocalStore):
         self._masks = HolderMasks()
         self._unruled = PodCache("", Generation(model=""), self._masks)
         self._caches = {pod: PodCache(pod, Generation(model=""), self._masks) for pod in self._ruled}
-        for pod, cache in self._caches.items():
-            cache.blocks.rule = rule
+        for pod, known in self._caches.items():
+            known.blocks.rule = rule
             self._masks.follow(pod, rule)
 
     @property
