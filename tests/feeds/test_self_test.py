@@ -335,7 +335,7 @@ async def test_rejected_events_are_a_mismatch_at_once(network: Network) -> None:
     async with asyncio.timeout(5.0):
         report = await world.feed.test(world.now)
     assert report.trust is PrefixTrust.MISMATCH
-    assert report.reason == world.store.rejected_reason("a") != ""
+    assert report.reason == world.store.cache_of("a").blocks.rejected_reason != ""
 
 
 async def test_the_first_probe_that_the_router_can_tokenize_is_used(world: SelfTestWorld) -> None:

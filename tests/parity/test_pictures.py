@@ -91,7 +91,7 @@ def test_pictures_and_blocks_are_those_of_the_engine(block: int) -> None:
             assert cached_tokens(blocks, prefix) == line["cached_tokens"], line["body"]
             compared += 1
     assert compared >= 20
-    assert blocks._holders[POD].orphans == 0
+    assert blocks.cache_of(POD).blocks.orphans == 0
 
 
 def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:

@@ -68,7 +68,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "continues": sorted(pod.continues),
             "refuses_usage": pod.refuses_usage,
             "kv_events": kv_events_state(pod.id, store, kv_streams),
-            "hits": store.hits(pod.id),
+            "hits": store.cache_of(pod.id).hits,
             "models": pod.models,
             "adapters": pod.adapters,
             "block_size_tokens": pod.block_size_tokens,
