@@ -30,7 +30,7 @@ STEP = 1.02
 
 
 class _ReceiptsGroup(TyperGroup):
-    def resolve_command(self, ctx: typer.Context, args: list[str]) -> Any:
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands and Path(args[0]).is_file():
             ctx.fail(f"that is a file: run `warmroute receipts summary {printable(args[0])}`")
         return super().resolve_command(ctx, args)
