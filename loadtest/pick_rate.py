@@ -28,7 +28,8 @@ from router.config.load import shipped
 from router.config.log_schema import Log
 from router.config.pod_schema import PodConfig
 from router.config.priors import all_priors
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.frontends.extproc.messages import FULL_DUPLEX_STREAMED, ProcessingRequest
 from router.frontends.extproc.picker_server import SERVICE, PickerServer
 from router.observe.log import configure_logging

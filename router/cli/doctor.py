@@ -36,7 +36,7 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.supervise import running, wait_until
 from router.fleet.fleet import Fleet
-from router.frontends.http.upstream import upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.observe.metrics import Metrics
 from router.observe.tracing import collector_hint
@@ -215,7 +215,7 @@ async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClie
     skipped = frozenset(model.name for model in of_hub if model.tokenizer and not is_local(model.tokenizer))
     models = (m.model_copy(update={"tokenizer": None}) if m.name in skipped else m for m in config.models)
     config = config.model_copy(update={"models": tuple(models)})
-    found, pools, metrics, fleet = list[Finding](), upstream_pools(config.limits), Metrics(), Fleet()
+    found, pools, metrics, fleet = list[Finding](), UpstreamPools(config.limits), Metrics(), Fleet()
     with capture_logs():
         prompts = Prompts(config, pools.of, partial(ready_pods, fleet), metrics, load_tokenizer, FleetLookups())
         parts = FleetParts(config, all_priors(config.priors), metrics, fleet, prompts, pools)

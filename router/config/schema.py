@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo, SloKey
 from router.config.discovery_schema import Discovery
 from router.config.edge_schema import Edge
@@ -19,6 +20,8 @@ from router.config.load import MODEL_FOLDER, FilePath, Strict, TokenizerPlace
 from router.config.log_schema import Log, Receipts, ReceiptsOrFile, TracingConfig, UsageFile
 from router.config.mistakes import wrong_at
 from router.config.pod_schema import PodConfig
+from router.fleet.breaker import Probes
+from router.fleet.scaling import Scaling
 from router.types import Generation, Role
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
@@ -148,54 +151,6 @@ class Limits(Strict):
     """On SIGTERM, running responses get this long to finish."""
 
 
-class AdmissionConfig(Strict):
-    """The queue in front of the fleet. While no pod has a place for it, a request waits in the router and not in an
-    engine; a request that would be late is refused at once, with 503, or with 429 if its tenant has used its share."""
-
-    max_requests: PositiveInt = 1000
-    """Waiting requests of one model. Beyond that, the tenant with the most waiting prefill loses its
-    last one."""
-    max_bytes: PositiveInt = 256 * 1024 * 1024
-    """Their bodies."""
-    max_wait_ms: PositiveFloat = 1200.0
-    """The longest wait that is predicted for a request that is not refused."""
-    slo_share: Annotated[float, Field(ge=0.5, le=0.999)] = 0.975
-    """The share of the accepted requests that shall meet the SLO; a larger one refuses more. How much later than
-    predicted a first token may come, and how long a pod only decodes between two prompts, is learnt for it."""
-
-
-class Probes(Strict):
-    """Health checks, load scrapes, self-tests and ejection of pods."""
-
-    health_interval_s: PositiveFloat = 1.0
-    health_timeout_s: PositiveFloat = 2.0
-    failures_to_eject: PositiveInt = 3
-    """Consecutive failures of requests or of health checks that eject a pod."""
-    clients_to_eject: Annotated[int, Field(ge=1, le=16)] = 2
-    """Clients (tenants, else addresses) that must cause failures which may be due to a request, such as a 500 or a slow
-    TTFT, before these eject a pod. 1 where one trusted gateway hides all clients."""
-    min_ready_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Requests eject no pod if fewer pods than this share, or none, would stay ready for one of its models or adapters,
-    by role. Health checks that are refused or get an error always eject."""
-    slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
-    """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
-    slow_ttfts_to_eject: NonNegativeInt = 8
-    """Consecutive slow TTFTs that eject a pod while most other pods are not slow. 0: never."""
-    doubt_window_s: NonNegativeFloat = 2.0
-    """Failures that may be due to a request, and slow TTFTs, eject a pod only if no request succeeds on it for this
-    long."""
-    load_interval_s: PositiveFloat = 0.25
-    load_timeout_s: PositiveFloat = 2.0
-    self_test_interval_s: PositiveFloat = 30.0
-    self_test: bool = True
-    """When a pod joins, verify that its tokens and block hashes equal the router's. Off: trust every pod."""
-
-    @property
-    def max_load_age_s(self) -> float:
-        """Age from which a load is unknown: twenty scrapes of an idle pod, and one that times out."""
-        return 40 * self.load_interval_s + self.load_timeout_s
-
-
 class ContinuationConfig(Strict):
     """Broken streams go on, on another pod: `docs/continuation.md`."""
 
@@ -204,21 +159,6 @@ class ContinuationConfig(Strict):
     an answer of their own in a test. `true`: also greedy streams of other pods, which are made again and compared."""
     silence_s: PositiveFloat = 5.0
     """A pod that is not ready any more and sends nothing within a stream for this long has failed."""
-
-
-class Scaling(Strict):
-    """How busy replicas should be: the targets behind `warmroute_pool_desired_replicas`, for autoscalers of engines."""
-
-    prefill_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of a pod's time that prefills should take. The rest is for decode steps and for prompts that come together:
-    at 0.6 a prompt waits for 0.75 others on average (M/D/1: u / 2 (1 - u))."""
-    backlog_s: PositiveFloat = 120.0
-    """Time in which waiting prefills should be computed. Less than a replica takes to start leads to replicas that have
-    nothing to do."""
-    kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Used share of the KV cache, as the engines report it."""
-    itl_ms: PositiveFloat = 50.0
-    """Time of a decode step, by the learnt costs."""
 
 
 class RouterConfig(Strict):

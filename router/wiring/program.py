@@ -41,7 +41,7 @@ from router.frontends.admin.views import MetricsPage, describe_pods, describe_re
 from router.frontends.http.app import App, public_app
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.upstream import UpstreamPools, upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
@@ -120,7 +120,7 @@ class Program:
         changes = self.records.changes
         self.policies = PolicyFeed(folder, self.metrics, self.records.review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
-        self._pools = upstream_pools(config.limits)
+        self._pools = UpstreamPools(config.limits)
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self._continuation = continuation_rules(config, self.prompts.readers)

@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from router.config.index_schema import Publish
 from router.feeds.kv_redis import IndexFeed
 from router.hashing import token_array
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
@@ -34,7 +35,7 @@ from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.publisher.published_holder import PublishedHolder
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -69,8 +70,8 @@ async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
     connection = RedisConnection(address_of(url), timeout_s=5)
     writer = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
-    timing = PublishTiming(holder_ttl_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
-    holder = PublishedHolder(writer, HolderFacts(url="http://pod"), timing)
+    settings = Publish(flush_interval_ms=2.0)
+    holder = PublishedHolder(writer, HolderFacts(url="http://pod"), settings)
     made = list(events(blocks))
     holder.caught_up(complete=True)
     running = asyncio.create_task(holder.run())

@@ -20,7 +20,8 @@ from router.config.listen_schema import PickerListen  # noqa: E402
 from router.config.load import shipped  # noqa: E402
 from router.config.pod_schema import PodConfig  # noqa: E402
 from router.config.priors import load_priors  # noqa: E402
-from router.config.schema import ModelConfig, Probes, RouterConfig  # noqa: E402
+from router.config.schema import ModelConfig, RouterConfig  # noqa: E402
+from router.fleet.breaker import Probes  # noqa: E402
 from router.frontends.extproc.messages import (  # noqa: E402
     FULL_DUPLEX_STREAMED,
     NONE,

@@ -33,7 +33,8 @@ from router.config.load import shipped
 from router.config.log_schema import Log
 from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
-from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import Limits, ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.observe.exposition import pieces
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from loadtest.simulator.router_view import Unrecorded
 from router.feeds.cluster_feeds import FactFeed
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration
@@ -146,7 +146,7 @@ def work_of(ledger: Ledger | None = None, ttl_s: float = 60) -> SharedFact[Work]
     state = FleetState(
         fleet=Fleet(),
         ledger=found,
-        breaker=Breaker(Fleet(), EjectionRules()),
+        breaker=Breaker(Fleet(), Probes()),
         store=LocalStore(),
         calibrator=Calibrator(Calibration(), Unrecorded(), Links()),
     )

@@ -22,7 +22,8 @@ from router.config.load import shipped
 from router.config.log_schema import Receipts
 from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.agent import Agent

@@ -14,7 +14,8 @@ from router.config.edge_schema import Edge
 from router.config.load import shipped
 from router.config.pod_schema import KvEvents, PodConfig
 from router.config.priors import ModelPrior
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.wiring.program import Program
 from tests.closed_port import closed_port
 from tests.loaded_tokenizers import loaded_tokenizer
