@@ -40,7 +40,9 @@ MODELS = sorted(set(models()), key=lambda model: (model.__module__, model.__qual
 
 
 SECTIONS = [(key, one) for key, at in RouterConfig.model_fields.items() for one in models_in(at.annotation)]
-CASES = [(model, (), [field.alias or name for name, field in model.model_fields.items()]) for model in MODELS]
+CASES: list[tuple[type[BaseModel], tuple[str, ...], list[str]]] = [
+    (model, (), [field.alias or name for name, field in model.model_fields.items()]) for model in MODELS
+]
 CASES += [(RouterConfig, (key,), [one.name for one in fields(at)]) for key, at in SECTIONS if is_dataclass(at)]
 
 
