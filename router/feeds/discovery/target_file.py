@@ -20,10 +20,8 @@ from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
 from router.config.reloaded import is_steady, stamp_of
 from router.errors import ConfigError
-from router.feeds.discovery.kube_facts import label_facts
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.pod_facts import Facts, pod_at
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
+from router.feeds.discovery.pod_facts import Facts, label_facts, pod_at
 
 INTERVAL_S, STEADY_S = 1.0, 0.2
 """Time between checks, and how long the file must be unchanged before it is read: it may still be written."""

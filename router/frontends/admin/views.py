@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.tenant_feed import TenantFeed

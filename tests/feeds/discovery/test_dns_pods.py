@@ -26,8 +26,7 @@ from router.feeds.discovery.dns_pods import (
     DnsUnavailable,
     resolve,
 )
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from tests.virtual_time import run_virtually
 
 NAME = DnsName(name="vllm.ns.svc", port=8000)
