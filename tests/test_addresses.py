@@ -6,11 +6,9 @@ import pytest
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from router.addresses import bracketed, join_address, read_address, read_host, split_url, url_address, url_host
-from router.config.discovery_schema import DiscoveredPods, DnsName, TargetGroup
-from router.config.listen_schema import AdminListen, Listen
-from router.config.pod_schema import KvEvents, PodConfig
-from router.config.redis_url import split_redis_url
-from router.config.schema import Limits
+from router.config.index_schema import split_redis_url
+from router.config.pod_schema import DiscoveredPods, DnsName, KvEvents, PodConfig, TargetGroup
+from router.config.schema import AdminListen, Limits, Listen
 from router.engines.adapter import on_pod
 from router.engines.handoff.addresses import foreign_address
 from router.errors import ConfigError

@@ -29,7 +29,7 @@ from router.cli.options import PoliciesOption, flag
 from router.cli.terminal import printable
 from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.mistakes import nearest
-from router.config.priors import all_priors
+from router.config.models import all_priors
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import ENGINES
@@ -41,10 +41,9 @@ from router.frontends.prompt_readers import FleetLookups
 from router.observe.metrics import Metrics
 from router.observe.tracing import collector_hint
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, redis_error_text
+from router.stores.redis_connection import connect, redis_error_text
 from router.stores.redis_schema import VERSION, Keys
 from router.types import PodState, PodStatus
-from router.wiring.cluster_member import redis_address
 from router.wiring.config_check import check_router
 from router.wiring.decision_records import build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -125,7 +124,7 @@ async def _redis(it: Subject) -> Findings:
     if redis is None:
         yield Finding("ok", "Redis", "not used: this router shares no index")
         return
-    connection, version = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), "unknown"
+    connection, version = connect(redis), "unknown"
     about, reader = f"Redis {connection.nodes}", IndexReader(connection, Keys(redis.namespace))
     try:
         with suppress(NoPermissionError):

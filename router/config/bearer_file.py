@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 from functools import partial
 
-from router.config.listen_schema import AdminListen
 from router.config.load import read_named
 from router.config.reloaded import Reloaded
+from router.config.schema import AdminListen
 from router.errors import ConfigError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 from functools import cache, partial
 
-from router.config.listen_schema import ListenTls
 from router.config.load import read_named
 from router.config.reloaded import Reloaded
+from router.config.schema import ListenTls
 from router.config.startup_files import StaleFile
 from router.errors import ConfigError
 from router.types import PodTls

@@ -35,10 +35,9 @@ from router.publisher.mooncake_source import Listing, MooncakeSource
 from router.publisher.publisher import Publisher, StoreSink
 from router.publisher.publisher_app import PublisherMetrics, publisher_app
 from router.publisher.standard_events import StandardIntake
-from router.stores.redis_connection import RedisConnection
+from router.stores.redis_connection import connect
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState
-from router.wiring.cluster_member import redis_address
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import source_of
 from router.wiring.tokenizer_files import load_tokenizer
@@ -57,7 +56,7 @@ class Agent:
             raise ConfigError("index.redis: required by `warmroute publish`")
         self._config = config
         redis = config.index.redis
-        self._connection = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s)
+        self._connection = connect(redis)
         keys, ttl_s = Keys(redis.namespace), redis.holder_ttl_s
         self.publisher = Publisher(
             self._connection, keys, dict(generations), self._facts, config.publish, holder_ttl_s=ttl_s

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from router.admission.fair_bound import body_memory
 from router.admission.quotas import Quotas
 from router.admission.sharing import MeterSharing
-from router.config.log_schema import Log
-from router.config.schema import RouterConfig
+from router.config.schema import Log, RouterConfig
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from router.config.priors import ModelPrior, PodPriors
+from router.config.models import ModelPrior, PodPriors
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS

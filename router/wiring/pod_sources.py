@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.config.discovery_schema import KubernetesPods
+from router.config.pod_schema import KubernetesPods
 from router.config.schema import Limits, RouterConfig
 from router.feeds.discovery.inference_pool import PoolObjectives, PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace

@@ -16,12 +16,9 @@ from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
-from router.config.edge_schema import Edge
-from router.config.links import build_links, load_link_classes
-from router.config.model_names import slo_lookup
+from router.config.models import ModelPrior, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.priors import ModelPrior
-from router.config.schema import RouterConfig
+from router.config.schema import Edge, RouterConfig
 from router.config.startup_files import StaleFile, StartupFiles
 from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import conversion_of, picture_identities

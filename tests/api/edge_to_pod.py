@@ -18,8 +18,7 @@ from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.frontends.http.app import App
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.headers import HeaderRules

@@ -97,7 +97,7 @@ def rss_mib() -> float:
 async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
     """`api`: the fields of `KubernetesApi`."""
     began_mib = rss_mib()
-    from router.config.discovery_schema import KubernetesApi, KubernetesPods
+    from router.config.pod_schema import KubernetesApi, KubernetesPods
     from router.feeds.discovery.kube_api import KubeApi
     from router.feeds.discovery.kubernetes_pods import KubernetesSource
     from router.feeds.discovery.membership import Membership, SourceStatus

@@ -59,7 +59,7 @@ async def routers(url: str, count: int = 3) -> AsyncIterator[list[Router]]:
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
         found = []
         for number in range(count):
-            connection = RedisConnection(address_of(url), timeout_s=20)
+            connection = RedisConnection(address_of(url, timeout_s=20))
             stack.push_async_callback(connection.close)
             sharing = MeterSharing()
             book = QuotaBook(connection, Keys("t"), f"router-{number}")
@@ -157,7 +157,7 @@ async def test_a_flood_before_while_and_after_redis_is_away_gets_no_more() -> No
 
 async def test_without_redis_routers_begin_with_their_local_shares() -> None:
     sharing = MeterSharing(processes=3)
-    connection = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
+    connection = RedisConnection(address_of("redis://127.0.0.1:1/0", timeout_s=0.5))
     book = QuotaBook(connection, Keys("t"), "a")
     router = Router(QuotaFeed(sharing, book.exchange), sharing)
     async with asyncio.timeout(DEADLINE_S):

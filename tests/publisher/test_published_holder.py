@@ -134,7 +134,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     where the server hangs; else they wait for a slow machine."""
     with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=DEADLINE_S) as client:
         scene = Scene(
-            server, client, RedisConnection(address_of(server.url), timeout_s=getattr(request, "param", DEADLINE_S))
+            server, client, RedisConnection(address_of(server.url, timeout_s=getattr(request, "param", DEADLINE_S)))
         )
         yield scene
         for task in scene.tasks:

@@ -53,7 +53,7 @@ class World:
 
     def __init__(self, server: RedisProcess) -> None:
         self.keys = Keys(f"test{next(NAMESPACES)}")
-        self.connection = RedisConnection(address_of(server.url), timeout_s=20)
+        self.connection = RedisConnection(address_of(server.url, timeout_s=20))
         self.reader = IndexReader(self.connection, self.keys)
         self.replica = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
         self.feed = IndexFeed(self.reader, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)

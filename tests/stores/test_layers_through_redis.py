@@ -58,7 +58,7 @@ class World:
         self.sent = list(requests(session))
         self.block = block_tokens(session)
         self.generation = Generation(model="m", block_size_tokens=self.block)
-        self.connection = RedisConnection(address_of(server.url), timeout_s=20)
+        self.connection = RedisConnection(address_of(server.url, timeout_s=20))
         self.redis: Any = redis.Redis.from_url(server.url)
         self.events: list[KvEvent] = []
         self.tasks: list[asyncio.Task[None]] = []

@@ -21,7 +21,7 @@ import dns.rdatatype
 import dns.resolver
 
 from router.addresses import read_address
-from router.config.discovery_schema import DNS_PORT, DnsName
+from router.config.pod_schema import DNS_PORT, DnsName
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.feeds.discovery.pod_facts import discovered_pod

@@ -22,8 +22,8 @@ import msgspec
 
 from router.addresses import join_address
 from router.config.certificates import check_authority
-from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
+from router.config.pod_schema import KubernetesApi
 from router.errors import ConfigError, UpstreamError
 from router.request.inbound import IncomingResponse
 from router.types import PodTls

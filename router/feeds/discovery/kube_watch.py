@@ -17,7 +17,7 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
-from router.config.discovery_schema import KubernetesPods
+from router.config.pod_schema import KubernetesPods
 from router.feeds.discovery.kube_api import (
     EXPIRED,
     KubeApi,

@@ -20,8 +20,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from router.config.discovery_schema import KubernetesPods
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import KubernetesPods, PodConfig
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError, KubePod, pod_reader, read_labels
 from router.feeds.discovery.kube_watch import KubeWatch

@@ -4,7 +4,7 @@ Admin calls are one more source and override the others: an added pod replaces a
 pod is ignored until an admin call adds it again or all sources drop its URL. A pod is drained while its source or a
 drain of operators (`fleet/drains.py`) drains it.
 
-A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/discovery_schema.py`,
+A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/pod_schema.py`,
 and a line in `wiring/pod_sources.py`.
 """
 

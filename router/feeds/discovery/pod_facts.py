@@ -17,9 +17,8 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from router.addresses import bracketed, join_address, url_host
-from router.config.discovery_schema import DiscoveredPods, KubernetesPods
 from router.config.mistakes import explain_mistakes
-from router.config.pod_schema import HOST, KvEvents, PodConfig, PodSettings
+from router.config.pod_schema import HOST, DiscoveredPods, KubernetesPods, KvEvents, PodConfig, PodSettings
 from router.engines.engine_catalog import CHART_NAMES, DEFAULT_HANDOFFS, IMAGES
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import MAX_VALUE_CHARACTERS, OWN_PREFIX, KubePod

@@ -14,10 +14,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from router.config.discovery_schema import TargetFile, TargetGroup
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import PodConfig, TargetFile, TargetGroup
 from router.config.reloaded import is_steady, stamp_of
 from router.errors import ConfigError
 from router.feeds.discovery.membership import ListedPod, SourceStatus

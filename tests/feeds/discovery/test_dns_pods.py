@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.discovery_schema import DnsName
+from router.config.pod_schema import DnsName
 from router.feeds.discovery.dns_pods import (
     ABSENT_AFTER_S,
     MAX_TTL_S,

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from pydantic import ValidationError
 
-from router.config.discovery_schema import KubernetesApi, KubernetesPods
+from router.config.pod_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.inference_pool import POOL_S, PoolPods, PoolTarget, read_pool
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource

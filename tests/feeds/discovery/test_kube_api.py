@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.discovery_schema import KubernetesApi
+from router.config.pod_schema import KubernetesApi
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError
 from router.wiring import pod_sources

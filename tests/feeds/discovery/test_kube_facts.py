@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from router.config.discovery_schema import DiscoveredPods, KubernetesPods
-from router.config.pod_schema import KvEvents, PodConfig
+from router.config.pod_schema import DiscoveredPods, KubernetesPods, KvEvents, PodConfig
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubePod, pod_reader
 from router.feeds.discovery.pod_facts import (

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.config.discovery_schema import KubernetesApi, KubernetesPods
+from router.config.pod_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kube_watch import LATE_S, WATCH_S
 from router.feeds.discovery.kubernetes_pods import TERMINATING, KubernetesSource

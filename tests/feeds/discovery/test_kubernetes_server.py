@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from router.config.discovery_schema import KubernetesApi, KubernetesPods
+from router.config.pod_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import SourceStatus

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from router.config.discovery_schema import KubernetesApi
+from router.config.pod_schema import KubernetesApi
 from router.feeds.discovery.inference_pool import POOL_S, PoolObjectives, read_objectives
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.membership import SourceStatus

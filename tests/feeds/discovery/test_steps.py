@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.discovery_schema import KubernetesPods
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import KubernetesPods, PodConfig
 from router.feeds.discovery.kube_api import KubePod
 from router.feeds.discovery.kubernetes_pods import NodePlaces, PodReader
 from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, sets_between

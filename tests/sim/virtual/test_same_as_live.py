@@ -23,7 +23,7 @@ from loadtest.simulator.world import World
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
 from router.config.load import shipped
-from router.config.model_names import slo_lookup
+from router.config.models import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.schema import ModelConfig, RouterConfig
 from router.decision import RouteDecision, Split
