@@ -126,7 +126,7 @@ class Program:
         self._shared_quotas = self.pods.cluster.quotas if self.pods.cluster and config.tenants else None
         self.quotas = Quotas(self._shared_quotas.sharing if self._shared_quotas else None)
         self._usage = usage_writer(config.usage, self.metrics)
-        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
+        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of, config.index.no_events_capacity_tokens)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         responses, exchange = self.pods.responses, self._shared_quotas.next_exchange if self._shared_quotas else None
