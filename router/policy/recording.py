@@ -70,7 +70,6 @@ class SceneFacts(RequestInputs, frozen=True, kw_only=True, gc=False):
     degraded: bool = False
     congestion: Congestion = Congestion()
     pictures: tuple[ScenePicture, ...] = ()
-    learnt_reuse: float = 0.0
     expected_output_tokens: _Count = PRIOR_OUTPUT_TOKENS
 
 
@@ -138,7 +137,6 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         degraded=match.degraded,
         congestion=scene.congestion,
         pictures=scene.pictures,
-        learnt_reuse=scene.learnt_reuse,
         expected_output_tokens=scene.expected_output_tokens,
         match=match.blocks,
         inflight=scene.inflight,
