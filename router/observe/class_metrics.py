@@ -10,13 +10,11 @@ from collections.abc import Mapping
 from operator import itemgetter
 
 from router.observe.declared import of_requests
-from router.observe.ended import UsedTokens
+from router.observe.ended import Ended, UsedTokens
 from router.observe.exposition import Registry
 from router.observe.fast_metrics import OTHER, CountsByLast, Labels
-from router.observe.receipts import Outcome
 from router.observe.token_metrics import TokenMetrics
 from router.policy.recording import RecordedScene
-from router.policy.spec import Policy
 from router.types import BlockHash
 
 _KINDS = ("prompt", "cached", "computed", "output")
@@ -42,11 +40,11 @@ class ClassMetrics:
     def observe_quota_refusal(self, tenant: str, limit: str) -> None:
         self._refusals.labels(self._label(tenant), limit).inc()
 
-    def observe_usage(self, used: UsedTokens) -> None:
-        tenant = used.tenant[:MAX_TENANT_CHARACTERS]
+    def observe_usage(self, tenant: str, model: str, used: UsedTokens) -> None:
+        tenant = tenant[:MAX_TENANT_CHARACTERS]
         label = tenant if self.tenants.is_named(tenant) else OTHER
         tokens = used.prompt_tokens, used.cached_tokens, used.computed_tokens, used.output_tokens
-        for count, more in zip(self._usage[label, used.model], tokens, strict=True):
+        for count, more in zip(self._usage[label, model], tokens, strict=True):
             count.value += more
 
     def _label(self, tenant: str) -> str:
@@ -71,15 +69,14 @@ class ClassMetrics:
             found[name,] = found.get((name,), 0.0) + count
         self._in_flight_tokens.replace(found)
 
-    def settle(self, ended: Outcome, scene: RecordedScene, policy: Policy) -> None:
-        """Count one decided request that ended. `scene` has its class, tenant and holders."""
-        workload, ttft_ms = scene.workload, ended.ttft_ms
-        tenant = self._label(scene.tenant)
-        self._requests.labels(workload, tenant, ended.result).value += 1
+    def settle(self, ended: Ended, scene: RecordedScene) -> None:
+        """Count one decided request that ended. `scene` has its holders."""
+        ttft_ms, tenant = ended.ttft_ms, self._label(ended.tenant)
+        self._requests.labels(ended.workload, tenant, ended.result).value += 1
         if ttft_ms is not None and ended.ttft_limit_ms is not None:
-            self._slo.labels(ended.model, policy.name, "true" if ttft_ms <= ended.ttft_limit_ms else "false").inc()
+            self._slo.labels(ended.model, ended.policy, "true" if ttft_ms <= ended.ttft_limit_ms else "false").inc()
         if scene.prompt_tokens is not None and ended.result == "ok" and ended.served is not None:
-            self.tokens.add(ended, (ended.model, workload, policy.name), tenant, scene)
+            self.tokens.add(ended, tenant, scene)
             self.reuse.add(ended.model, scene.key, scene.now_s)
 
 

@@ -13,7 +13,7 @@ from os.path import commonprefix
 import msgspec
 
 from router.errors import shortened
-from router.observe.receipts import RecordedDecision
+from router.observe.ended import Ended, RecordedDecision
 
 MAX_PREFIXES = 20
 MAX_NAME_CHARACTERS = 128
@@ -44,9 +44,9 @@ class PrefixTally:
         self._last: dict[tuple[str, str], RecordedDecision] = {}
         """The latest decision of each, by model and key."""
 
-    def add(self, kept: RecordedDecision) -> None:
+    def add(self, kept: RecordedDecision, ended: Ended | None) -> None:
         """Add a decision if its request was served, and its prompt is known. O(1)."""
-        ended, facts = kept.outcome, kept.scene
+        facts = kept.scene
         if ended is None or ended.served is None or ended.result != "ok" or not facts.key:
             return
         cached = ended.served.cached_tokens if ended.cached_tokens is None else ended.cached_tokens

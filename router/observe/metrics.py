@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import partial
-from operator import is_not, methodcaller
+from collections.abc import Container, Iterable, Mapping
 
 from prometheus_client.process_collector import ProcessCollector
 
@@ -19,24 +17,12 @@ from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
 from router.observe.declared.declaration import Declaration, MetricT
-from router.observe.ended import EndedRequest, UsedTokens
+from router.observe.ended import CLIENT_GONE, Ended
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
-from router.observe.fast_metrics import Labelled, Labels
-from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
+from router.observe.fast_metrics import Labels
 from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
-from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
-
-_IS_PRESENT = partial(is_not, None)
-
-
-class PhaseMetrics:
-    def __init__(self, r: Registry) -> None:
-        self._series = {phase: r[of_requests.PHASE_S].labels(phase) for phase in PHASES}
-
-    def add_all(self, taken_s: Sequence[Mapping[str, float]]) -> None:
-        for phase, series in self._series.items():
-            series.observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
+from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
 
 class KvStreamMetrics:
@@ -52,7 +38,6 @@ class KvStreamMetrics:
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
-COUNTED_AT_ONCE = 32
 
 
 class Metrics(Counters):
@@ -68,13 +53,9 @@ class Metrics(Counters):
         self.inter_token_s = r[of_requests.INTER_TOKEN_S]
         self.duration_s = r[of_requests.DURATION_S]
         self.in_flight = r[of_requests.IN_FLIGHT].labels()
-        self.phase_s = PhaseMetrics(r)
+        self.phase_s = {phase: r[of_requests.PHASE_S].labels(phase) for phase in PHASES}
         self.kv = KvStreamMetrics(r)
         self.by_class = ClassMetrics(r)
-        self._waiting: list[tuple[Outcome, RecordedDecision | None, str, bool, UsedTokens | None]] = []
-        for metric in r.collectors:
-            if isinstance(metric, Labelled):
-                metric.before_reading = self.count
         for result in ("ok", "refused"):
             self[of_decisions.POLICY_RELOADS].labels(result)  # a rate needs the 0 before the first one
         self[of_decisions.POLICY_RELOAD_TTFT].set(1)
@@ -142,36 +123,25 @@ class Metrics(Counters):
         ended = sum(value for _, value in found)
         return {"requests": int(ended), "cut": int(cut), "in_flight": int(self.in_flight.value)}
 
-    def ended(self, ended: EndedRequest) -> None:
-        """Count one request that ended, at the latest when a metric is read. Its prompt is not kept until then."""
-        self._waiting.append((ended.outcome, ended.recorded, ended.phase, ended.is_read, ended.used))
-        if len(self._waiting) >= COUNTED_AT_ONCE:
-            self.count()
-
-    def count(self) -> None:
-        """Count the requests that wait: together, each takes half the time."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+    def ended(self, ended: Ended, _prompt: PromptPrefix | None = None) -> None:
+        """Count one request that ended. A pod serves its model, or did."""
+        for phase, taken_s in ended.phases_s.items():
+            self.phase_s[phase].observe(taken_s)
+        self.requests.labels(ended.endpoint, ended.model, ended.result).value += 1
+        if ended.result == CLIENT_GONE:
+            self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
+        if not ended.is_read:
             return
-        self.phase_s.add_all([outcome.phases_s for outcome, *_ in waiting])
-        for outcome, recorded, phase, is_read, used in waiting:
-            if outcome.result == CLIENT_GONE:
-                self[of_requests.CANCELLATIONS].labels(phase).inc()
-            if not is_read:
-                self.requests.labels(outcome.endpoint, outcome.model, outcome.result).inc()
-            elif recorded is None:
-                self.observe_request(outcome)
-            else:
-                self.observe_request(outcome, recorded.scene.workload, recorded.policy.name)
-                self.by_class.settle(outcome, recorded.scene, recorded.policy)
-            if is_read and used is not None:
-                self.by_class.observe_usage(used)
+        self._observe_times(ended)
+        if ended.decision is not None:
+            self.by_class.settle(ended, ended.decision.scene)
+        if ended.used is not None:
+            self.by_class.observe_usage(ended.tenant, ended.model, ended.used)
 
-    def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
-        """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""
+    def _observe_times(self, ended: Ended) -> None:
         model, ttft_ms, tokens = ended.model, ended.ttft_ms, ended.output_tokens
-        trace_id = ended.trace_id if ended.is_trace_recorded else ""
-        self.requests.labels(ended.endpoint, model, ended.result).value += 1
+        workload, policy = (ended.workload, ended.policy) if ended.decision is not None else ("", "")
+        trace_id = ended.trace_id if ended.trace is not None else ""
         self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000, trace_id)
         if ttft_ms is not None and ended.served is not None:
             self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000, trace_id)

@@ -1,4 +1,4 @@
-"""Writes and reads files of receipts.
+"""Writes files of receipts and of usage, and reads those of receipts.
 
 Each line is a JSON object: a request, a fleet, which is written before the first scene that refers to it, or a change
 of the fleet; `kind` says which. A disk error disables the file and fails no request.
@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from errno import ENOSPC
 from fcntl import LOCK_EX, flock
 from io import FileIO
+from itertools import count
 from os import fstat
 from os.path import samestat
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from router.errors import ConfigError
 from router.observe.changes import Change
-from router.observe.receipts import Line, Outcome, Receipt, RecordedDecision, decision_receipt, receipt
+from router.observe.ended import Ended
+from router.observe.receipts import Line, Receipt, receipt
 from router.policy.recording import (
     FleetLine,
     RecordedScene,
@@ -46,6 +48,7 @@ LineT = TypeVar("LineT")
 _Later = Callable[[float, Callable[[], None]], object]
 """Calls once, after a delay in seconds."""
 
+_encode = msgspec.json.Encoder().encode
 log = structlog.get_logger()
 
 
@@ -56,22 +59,19 @@ class ReceiptWriter:
     def __init__(self, sink: Callable[[bytes], None], *, scenes: bool = True) -> None:
         self._sink = sink
         self._scenes = scenes
-        self._encode = msgspec.json.Encoder().encode
         self._fleet: FleetSnapshot | None = None
         self._digest = ""
         self._since = 0
 
-    def write(self, outcome: Outcome, kept: RecordedDecision | None, prompt: PromptPrefix | None) -> None:
-        if kept is None:
-            return self._put(receipt(outcome, prompt=prompt))
-        found = decision_receipt(kept, prompt=prompt)
-        if self._scenes:
+    def write(self, ended: Ended, prompt: PromptPrefix | None) -> None:
+        found, kept = receipt(ended, prompt=prompt), ended.decision
+        if kept is not None and self._scenes:
             scene = self._scene(kept.scene, kept.at_s)
             found = msgspec.structs.replace(found, scene=scene, scene_digest=digest_of(scene))
-        return self._put(found)
+        self._put(found)
 
     def write_change(self, change: Change) -> None:
-        self._sink(self._encode(change))
+        self._sink(_encode(change))
 
     def repeat_fleet(self) -> None:
         """Write the fleet again before the next scene: the lines begin a new file."""
@@ -91,7 +91,7 @@ class ReceiptWriter:
         return scene_line(scene, self._digest)
 
     def _put(self, line: Line) -> None:
-        self._sink(self._encode(line))
+        self._sink(_encode(line))
 
 
 def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
@@ -101,6 +101,39 @@ def _same_facts(one: FleetSnapshot, other: FleetSnapshot) -> bool:
     if len(one.pods) != len(other.pods) or one.links != other.links:
         return False
     return all(a.pod is b.pod and a.state is b.state for a, b in zip(one.pods, other.pods, strict=True))
+
+
+@dataclass(slots=True, eq=False)
+class UsageWriter:
+    """Numbers the lines of this process without gaps, so that a reader knows each line by its id and notices missing
+    ones, and passes them on as JSON. `process`: a name that no other ever has."""
+
+    process: str
+    sink: Callable[[bytes], None]
+    close: Callable[[], None] = lambda: None
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def ended(self, ended: Ended, _prompt: PromptPrefix | None = None) -> None:
+        if (used := ended.used) is None:
+            return
+        line: dict[str, Any] = {
+            "id": f"{self.process}-{next(self._numbers)}",
+            "request_id": ended.id,
+            "at_s": ended.at_s,
+            "tenant": ended.tenant,
+            "model": ended.model,
+            "adapter": ended.adapter or None,
+            "endpoint": ended.endpoint,
+            "status": ended.status,
+            "result": ended.result,
+            "prompt_tokens": used.prompt_tokens,
+            "cached_tokens": used.cached_tokens,
+            "computed_tokens": used.computed_tokens,
+            "output_tokens": used.output_tokens,
+            "ttft_ms": ended.ttft_ms,
+            "estimated": used.estimated or None,
+        }
+        self.sink(_encode({name: value for name, value in line.items() if value is not None}))
 
 
 @dataclass(slots=True, eq=False)

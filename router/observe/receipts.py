@@ -1,18 +1,18 @@
 """What was decided about a request, why, and how did the request end?
 
-`RecordedDecision` is a decision in memory; it only holds references, which is cheap. A `Receipt` has the same facts as
-numbers, computed when it is requested or written: lengths, block hashes, prices and times. It has the prompt only if
-`receipts.prompts` is on, and never a response. This module does no I/O.
+A `Receipt` has the facts of a decision and of its ended request as numbers, computed when it is requested or written:
+lengths, block hashes, prices and times. It has the prompt only if `receipts.prompts` is on, and never a response. This
+module does no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
 
-from router.decision import Candidate, RouteDecision
+from router.decision import Candidate
+from router.observe.ended import Ended, Failure, RecordedDecision
 from router.policy.decide import expected_ttft_ms
 from router.policy.explain import Column, Explanation, PricedPlan, explain, priced
 from router.policy.price import choice_of
@@ -23,63 +23,6 @@ from router.types import PromptPrefix
 RECEIPT_BLOCK_TOKENS = 32
 """Receipts have one chain hash for this number of tokens, which covers the whole prefix. A simulation finds hits only
 as exactly; earlier versions wrote one for 128, and lost several percent of short prompts."""
-CLIENT_GONE = "client_gone"
-"""The result of a request whose client disconnected. Other results: "ok", "pod_refused" and "pod_error" for a pod's
-own 4xx and 5xx responses, and the codes of the router's errors."""
-MAX_CANDIDATES = 4
-"""Maximum number recorded for each decision, at about 1 KiB each; the candidate that served is added."""
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A failed attempt: pod, code of the error, message."""
-
-    pod: str
-    error: str
-    message: str = ""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """How a request ended. `at_s` is the Unix time of its arrival; `served` is the candidate that was tried last."""
-
-    id: str
-    at_s: float
-    model: str
-    endpoint: str
-    result: str
-    trace_id: str = ""
-    is_trace_recorded: bool = False
-    prompt_tokens: int = 0
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
-    ttft_ms: float | None = None
-    ttft_limit_ms: float | None = None
-    e2e_ms: float = 0.0
-    served: Candidate | None = None
-    failures: tuple[Failure, ...] = ()
-    continued: tuple[str, ...] = ()
-    phases_s: Mapping[str, float] = {}
-
-
-class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
-    """One decision, made at the Unix time `at_s`; `outcome` is set when its request has ended."""
-
-    at_s: float
-    scene: RecordedScene
-    policy: Policy
-    candidates: tuple[Candidate, ...]
-    candidate_count: int
-    reason: str
-    prompt: Mapping[str, Any] | None = None
-    """Only with `receipts.prompts`, until the request has ended."""
-    excerpt: str = ""
-    """The beginning of that prompt, when the request has ended."""
-    outcome: Outcome | None = None
-
-    @property
-    def shown(self) -> tuple[Candidate, ...]:
-        """The best candidates, and the one that served."""
-        served = self.outcome.served if self.outcome else None
-        return self.candidates if served is None or served in self.candidates else (*self.candidates, served)
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="receipt"):
@@ -124,63 +67,52 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     prompt: Any = None
 
 
-_OF_OUTCOME = set(Outcome.__struct_fields__).intersection(Receipt.__struct_fields__)
+_OF_ENDED = set(Ended.__struct_fields__).intersection(Receipt.__struct_fields__) - {"tenant", "workload", "policy"}
+"""The fields of both that also a request without a decision has in its receipt."""
 
 Line: TypeAlias = Receipt | FleetLine
 """A line of a receipts file."""
 
 
-def record_decision(
-    scene: RecordedScene, decision: RouteDecision, policy: Policy, at_s: float, prompt: Any = None
-) -> RecordedDecision:
-    return RecordedDecision(
-        at_s=at_s,
-        scene=scene,
-        policy=policy,
-        candidates=decision.candidates[:MAX_CANDIDATES],
-        candidate_count=len(decision.candidates),
-        reason=decision.reason,
-        prompt=prompt,
-    )
-
-
-def receipt(outcome: Outcome, *, prompt: PromptPrefix | None = None) -> Receipt:
-    """The outcome in numbers. `prompt` adds its block hashes."""
+def receipt(ended: Ended, *, prompt: PromptPrefix | None = None) -> Receipt:
+    """An ended request in numbers, without its scene. `prompt` adds its block hashes."""
     block_size_tokens, blocks = receipt_blocks(prompt) if prompt else (0, [])
-    served = outcome.served
+    served = ended.served
     choice = choice_of(served.plan) if served else None
-    return Receipt(
-        **{name: getattr(outcome, name) for name in _OF_OUTCOME},
+    found = Receipt(
+        **{name: getattr(ended, name) for name in _OF_ENDED},
         pod=choice.pod if choice else "",
         prefill_pod=choice.prefill_pod if choice else "",
         block_size_tokens=block_size_tokens,
         blocks=blocks,
         predicted_ms=expected_ttft_ms(served.cost) if served else None,
         predicted_cached_tokens=served.cached_tokens if served else None,
-        phases_ms={phase: taken_s * 1000 for phase, taken_s in outcome.phases_s.items()},
+        phases_ms={phase: taken_s * 1000 for phase, taken_s in ended.phases_s.items()},
     )
+    return found if ended.decision is None else _decided(found, ended.decision, served)
 
 
-def decision_receipt(kept: RecordedDecision, *, prompt: PromptPrefix | None = None) -> Receipt:
-    """The receipt of a decision, with its outcome if there is one, without its scene."""
+def decision_receipt(kept: RecordedDecision) -> Receipt:
+    """The receipt of a decision whose request is still served."""
     facts = kept.scene
-    known = kept.outcome or Outcome(
-        id=facts.request_id,
-        at_s=kept.at_s,
-        model=facts.model,
-        endpoint=facts.endpoint.value,
-        result="",
-        prompt_tokens=facts.prompt_tokens or 0,
+    known = Ended(
+        facts.request_id, kept.at_s, facts.model, facts.endpoint.value, "", prompt_tokens=facts.prompt_tokens or 0
     )
+    return _decided(receipt(known), kept, None)
+
+
+def _decided(found: Receipt, kept: RecordedDecision, served: Candidate | None) -> Receipt:
+    """The receipt with its decision: the best candidates, and the one that served."""
+    shown = kept.candidates if served is None or served in kept.candidates else (*kept.candidates, served)
     return msgspec.structs.replace(
-        receipt(known, prompt=prompt),
-        tenant=facts.tenant,
-        workload=facts.workload,
-        stream=facts.stream,
+        found,
+        tenant=kept.scene.tenant,
+        workload=kept.scene.workload,
+        stream=kept.scene.stream,
         policy=kept.policy.name,
         policy_version=kept.policy.version,
         reason=kept.reason,
-        candidates=tuple(priced(candidate) for candidate in kept.shown),
+        candidates=tuple(priced(candidate) for candidate in shown),
         candidate_count=kept.candidate_count,
         prompt=kept.prompt,
     )
@@ -191,9 +123,9 @@ class Explained(msgspec.Struct, frozen=True):
     receipt: Receipt
 
 
-def explained(kept: RecordedDecision) -> Explained:
+def explained(kept: RecordedDecision, ended: Ended | None = None) -> Explained:
     """The response of `/admin/explain`."""
-    found = decision_receipt(kept)
+    found = receipt(ended) if ended else decision_receipt(kept)
     return Explained(
         explain(kept.scene.scene(), kept.policy, found.candidates, kept.candidate_count, kept.reason), found
     )

@@ -6,22 +6,20 @@ configured.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.decision import RouteDecision
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended, RecordedDecision
 from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import RecordedDecision, record_decision
 from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
-from router.types import Scene
+from router.types import PromptPrefix, Scene
 
 MAX_DECISIONS = 1000
 MAX_EXCERPT_CHARACTERS = 100
@@ -62,6 +60,10 @@ def _decoded(value: Any, kind: Any) -> Any:
         return None
 
 
+Kept: TypeAlias = tuple[RecordedDecision, Ended | None]
+"""A decision, and how its request ended; None while it is served."""
+
+
 @dataclass(slots=True, eq=False)
 class RecentDecisions:
     """The last `size` decisions by request id, newest last. A request id that occurs again replaces the earlier one."""
@@ -70,43 +72,48 @@ class RecentDecisions:
     prompts: bool = False
     writer: ReceiptWriter | None = None
     on_decided: Callable[[RecordedDecision], None] = lambda _: None
-    _decisions: OrderedDict[str, RecordedDecision] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
-        """Record a decision; the oldest is dropped. `workload` is the class of the request."""
+    def record(
+        self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
+    ) -> RecordedDecision:
+        """Record a decision at the Unix time `at_s`; the oldest is dropped. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self.prompts else None
-        recorded = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
-        self._decisions[scene.request.id] = recorded
-        self._decisions.move_to_end(scene.request.id)
-        if len(self._decisions) > self.size:
-            self._decisions.popitem(last=False)
+        recorded = RecordedDecision.of(record_scene(scene, workload), decision, policy, at_s, prompt)
+        self._kept[scene.request.id] = recorded, None
+        self._kept.move_to_end(scene.request.id)
+        if len(self._kept) > self.size:
+            self._kept.popitem(last=False)
         self.on_decided(recorded)
         return recorded
 
-    def settle(self, ended: EndedRequest) -> None:
+    def settle(self, ended: Ended, prompt: PromptPrefix | None) -> None:
         """Record how a request ended, and drop its prompt."""
         if not ended.is_read:
             return
-        outcome, recorded = ended.outcome, ended.recorded
-        if recorded is not None:
-            recorded.outcome = outcome
+        decision = ended.decision
         if self.writer is not None:
-            self.writer.write(outcome, recorded, ended.prompt)
-        if recorded is not None and recorded.prompt is not None:
-            recorded.excerpt = excerpt(recorded.prompt)
-            recorded.prompt = None  # a thousand prompts have no bound
+            self.writer.write(ended, prompt)
+        if decision is None:
+            return
+        if (kept := self._kept.get(ended.id)) is not None and kept[0] is decision:
+            self._kept[ended.id] = decision, ended
+        if decision.prompt is not None:
+            decision.excerpt = excerpt(decision.prompt)
+            decision.prompt = None  # a thousand prompts have no bound
 
-    def find(self, request_id: str) -> RecordedDecision | None:
-        return self._decisions.get(request_id)
+    def find(self, request_id: str) -> Kept | None:
+        return self._kept.get(request_id)
 
     def in_flight_tokens(self) -> dict[str, int]:
         """Prompt tokens by tenant of requests that have not ended, of the latest `MAX_DECISIONS`."""
         found: dict[str, int] = {}
-        for kept in islice(reversed(self._decisions.values()), MAX_DECISIONS):
-            if kept.outcome is None:
-                found[kept.scene.tenant] = found.get(kept.scene.tenant, 0) + (kept.scene.prompt_tokens or 0)
+        for decision, ended in islice(reversed(self._kept.values()), MAX_DECISIONS):
+            if ended is None:
+                scene = decision.scene
+                found[scene.tenant] = found.get(scene.tenant, 0) + (scene.prompt_tokens or 0)
         return found
 
-    def latest(self, count: int) -> list[RecordedDecision]:
+    def latest(self, count: int) -> list[Kept]:
         """Up to `count` of the newest decisions, oldest first."""
-        return list(islice(reversed(self._decisions.values()), count))[::-1]
+        return list(islice(reversed(self._kept.values()), count))[::-1]

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
+from router.observe.ended import Ended
 from router.observe.exposition import Registry
 from router.observe.fast_metrics import MAX_SERIES, Count, CountsByLast, Labels
-from router.observe.receipts import Outcome
 from router.policy.recording import RecordedScene
 from router.types import BlocksByTier, Tier
 
@@ -44,8 +44,9 @@ class TokenMetrics:
     def remove_tenants(self, tenants: Sequence[str]) -> None:
         self._tenants.remove_where(lambda labels: labels[0] in tenants)
 
-    def add(self, ended: Outcome, labels: Labels, tenant: str, scene: RecordedScene) -> None:
-        """Add one served prompt; `scene` has its holders. `labels`: model, class and policy. O(holders)."""
+    def add(self, ended: Ended, tenant: str, scene: RecordedScene) -> None:
+        """Add one served prompt; `scene` has its holders, `tenant` is a label. O(holders)."""
+        labels = (ended.model, ended.workload, ended.policy)
         served, delivered, match, block = ended.served, ended.cached_tokens, scene.match, scene.block_size_tokens
         assert served is not None
         plan, longest = served.plan, max(match.values(), key=sum) if match else _NOTHING

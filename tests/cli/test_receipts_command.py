@@ -18,7 +18,8 @@ from router.cli import receipt_files
 from router.cli.receipt_files import lines_of, moment
 from router.cli.receipts_command import MAX_ROWS, OTHERS, Tally
 from router.cli.receipts_command import summed as summed_up
-from router.observe.receipts import Receipt, decision_receipt
+from router.observe.receipts import Receipt
+from router.observe.receipts import receipt as receipt_of
 from tests.cli.conftest import Typed
 from tests.cli.receipt_lines import NOON_S, change, lines, made, seen_at, write
 from tests.policy.scenes import POLICIES, pod, ready
@@ -61,7 +62,7 @@ def test_quantiles_are_right_to_one_percent() -> None:
     """In bounded memory: they are counted in steps."""
     tally, drawn = Tally(), random.Random(1)
     times = sorted(drawn.lognormvariate(4, 1) for _ in range(5000))
-    receipt = decision_receipt(made(0))
+    receipt = receipt_of(made(0))
     for ttft_ms in times:
         tally.add(structs.replace(receipt, ttft_ms=ttft_ms))
     row = tally.row()
@@ -129,7 +130,7 @@ def test_a_long_file_takes_no_more_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < path.stat().st_size
-    receipt = decision_receipt(made(0))
+    receipt = receipt_of(made(0))
     named = (structs.replace(receipt, pod=f"p{n}", workload=f"w{n}", policy=f"x{n}") for n in range(MAX_ROWS + 9))
     tallies, _ = summed_up(named)
     assert {len(rows) for rows in tallies.values()} == {1, MAX_ROWS + 1} and tallies["pod"][OTHERS].requests == 9

@@ -14,6 +14,7 @@ from msgspec import structs
 from loadtest.simulator import traffic
 from router.errors import ConfigError
 from router.observe.changes import Change
+from router.observe.ended import Ended, RecordedDecision
 from router.observe.receipt_lines import (
     MAX_BUFFERED_BYTES,
     REPEAT_FLEET_AFTER_SCENES,
@@ -23,7 +24,7 @@ from router.observe.receipt_lines import (
     read_receipts,
     recorded,
 )
-from router.observe.receipts import Outcome, Receipt, RecordedDecision, record_decision
+from router.observe.receipts import Receipt
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.types import FleetSnapshot, PodLoad, Scene
@@ -36,18 +37,18 @@ def never(_delay_s: float, _call: Callable[[], None]) -> None:
     """A timer that does not fire."""
 
 
-OUTCOME = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
+ENDED = Ended(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
 
 
 def kept(seen: Scene) -> RecordedDecision:
-    return record_decision(record(seen), decide(seen, BY), BY, 0.0)
+    return RecordedDecision.of(record(seen), decide(seen, BY), BY, 0.0)
 
 
 def written(*made: RecordedDecision | None, scenes: bool = True) -> list[bytes]:
     lines: list[bytes] = []
     writer = ReceiptWriter(lines.append, scenes=scenes)
     for one in made:
-        writer.write(OUTCOME, one, prompt(300))
+        writer.write(structs.replace(ENDED, decision=one), prompt(300))
     return lines
 
 
@@ -102,7 +103,7 @@ def test_a_prompt_is_written_only_where_configured() -> None:
     """Otherwise neither text nor tokens."""
     asked = request(prompt={"messages": [{"role": "user", "content": "harbour"}]})
     seen = scene(*ready(pod("a")), request=asked)
-    made = record_decision(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
+    made = RecordedDecision.of(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
     assert b"harbour" not in b"".join(written(kept(seen))) and b"harbour" in b"".join(written(made))
 
 
@@ -114,7 +115,7 @@ def test_changes_are_lines_that_readers_of_receipts_skip(tmp_path: Path) -> None
     assert lines == [
         b'{"kind":"change","at_s":1.5,"what":"ejected","subject":"pod-1","cause":"connection refused"}',
     ]
-    writer.write(OUTCOME, kept(scene(*ready(pod("a")))), prompt(300))
+    writer.write(structs.replace(ENDED, decision=kept(scene(*ready(pod("a"))))), prompt(300))
     path = in_file(tmp_path, lines)
     assert [type(line) for line in read_lines(path)] == [FleetLine, Receipt]
     assert traffic.read_receipts(path) == []
@@ -208,7 +209,7 @@ def test_the_fleet_is_repeated_in_a_new_file() -> None:
     writer = ReceiptWriter(lines.append)
     for _ in range(2):
         writer.repeat_fleet()
-        writer.write(OUTCOME, made, prompt(300))
+        writer.write(structs.replace(ENDED, decision=made), prompt(300))
     assert [line.startswith(b'{"kind":"fleet"') for line in lines] == [True, False] * 2
 
 

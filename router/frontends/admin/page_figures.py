@@ -16,8 +16,8 @@ import msgspec
 from router.errors import UnknownEndpoint
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.declared.declaration import Declaration
+from router.observe.ended import CLIENT_GONE
 from router.observe.fast_metrics import Labels, Numbers
-from router.observe.receipts import CLIENT_GONE
 
 SERVED = ("ok", CLIENT_GONE)
 """The results of requests that did not fail."""

@@ -161,8 +161,7 @@ def latest_ratios(recent: RecentDecisions, *, streamed: bool) -> Iterator[tuple[
     """Observed over expected times of requests that one pod served alone: to the first token of streams, or to the end
     of others, whose steps are counted as those of a lone request."""
     since_s = time.time() - RECENT_S
-    for kept in recent.latest(LATEST_DECISIONS):
-        ended = kept.outcome
+    for kept, ended in recent.latest(LATEST_DECISIONS):
         if not ended or not ended.served or kept.at_s < since_s or not isinstance(ended.served.plan, Direct):
             continue
         pod, expected_ms, actual_ms = ended.served.pod, expected_ttft_ms(ended.served.cost), ended.ttft_ms
