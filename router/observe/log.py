@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from select import PIPE_BUF
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import structlog
@@ -77,40 +77,60 @@ def _shortened_field(value: object) -> object:
     return value[:MAX_FIELD_ITEMS] if isinstance(value, list | tuple) else value
 
 
-def line_of(ended: Ended) -> dict[str, Any]:
-    """The line of a request: its fields with a value."""
-    return {name: value for name, value in fields_of(ended).items() if value not in _EMPTY}
+class _Line(msgspec.Struct, omit_defaults=True, tag_field="event", tag="request", gc=False):
+    """The names of the fields. A struct, because omitting those without a value takes a fifth of the time of a dict."""
+
+    id: str = ""
+    trace_id: str = ""
+    client_request_id: str = ""
+    endpoint: str = ""
+    model: str = ""
+    pod: str = ""
+    prefill_pod: str = ""
+    policy: str = ""
+    workload: str = ""
+    status: int = 0
+    result: str = ""
+    error: str = ""
+    tries: int = 1
+    continued: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    ttft_ms: float | None = None
+    e2e_ms: float | None = None
+    level: str = ""
+    timestamp: datetime | None = None
 
 
-_EMPTY = (None, "", ())
+LINE_FIELDS = _Line.__struct_fields__
 
 
-def fields_of(ended: Ended) -> dict[str, Any]:
-    served, error = ended.served, ended.error
-    return {
-        "event": "request",
-        "id": ended.id,
-        "trace_id": ended.trace_id,
-        "client_request_id": ended.client_request_id,
-        "endpoint": ended.endpoint,
-        "model": ended.model,
-        "pod": served.pod.id if served is not None else None,
-        "prefill_pod": served.plan.prefill.id if served is not None and isinstance(served.plan, Split) else None,
-        "policy": ended.policy,
-        "workload": ended.workload,
-        "status": ended.status or None,
-        "result": ended.result,
-        "error": shortened(error, MAX_ERROR_CHARACTERS) if error else None,
-        "tries": ended.tries if ended.tries > 1 else None,
-        "continued": ended.continued,
-        "prompt_tokens": ended.prompt_tokens or None,
-        "output_tokens": ended.output_tokens,
-        "cached_tokens": ended.cached_tokens,
-        "ttft_ms": None if ended.ttft_ms is None else round(ended.ttft_ms, 1),
-        "e2e_ms": round(ended.e2e_ms, 1) if ended.is_read else None,
-        "level": "info",
-        "timestamp": datetime.fromtimestamp(ended.at_s + ended.e2e_ms / 1000, UTC),
-    }
+def _line_of(ended: Ended) -> _Line:
+    served, error, ttft_ms, e2e_ms = ended.served, ended.error, ended.ttft_ms, ended.e2e_ms
+    return _Line(
+        ended.id,
+        ended.trace_id,
+        ended.client_request_id,
+        ended.endpoint,
+        ended.model,
+        served.pod.id if served is not None else "",
+        served.plan.prefill.id if served is not None and isinstance(served.plan, Split) else "",
+        ended.policy,
+        ended.workload,
+        ended.status,
+        ended.result,
+        shortened(error, MAX_ERROR_CHARACTERS) if error else "",
+        ended.tries or 1,
+        ended.continued,
+        ended.prompt_tokens,
+        ended.output_tokens,
+        ended.cached_tokens,
+        None if ttft_ms is None else round(ttft_ms, 1),
+        round(e2e_ms, 1) if ended.is_read else None,
+        "info",
+        datetime.fromtimestamp(ended.at_s + e2e_ms / 1000, UTC),
+    )
 
 
 class RequestLog:
@@ -153,7 +173,7 @@ class RequestLog:
         """Write the lines that wait, in pieces that a pipe takes at once: lines of two processes do not mix."""
         waiting, self._waiting = self._waiting, []
         piece, piece_bytes = "", 0
-        for text in map(self._format, map(line_of, waiting)):
+        for text in map(self._format, map(_line_of, waiting)):
             text_bytes = len(text.encode())
             if piece and piece_bytes + text_bytes > PIPE_BUF:
                 self._write(piece)
@@ -163,15 +183,19 @@ class RequestLog:
             self._write(piece)
 
 
-def _json_line(line: Mapping[str, Any]) -> str:
+def _json_line(line: _Line) -> str:
     return _encode(line).decode() + "\n"
 
 
-def _console_line(line: Mapping[str, Any]) -> str:
+def _console_line(line: _Line) -> str:
     """Formatted as by structlog. Where a value has spaces or control characters, all values are quoted."""
-    fields = {name: value for name, value in line.items() if name not in ("event", "level", "timestamp")}
+    facts = zip(LINE_FIELDS[:-2], msgspec.structs.astuple(line), _DEFAULTS, strict=False)
+    fields = {name: value for name, value, default in facts if value != default}
     text = " ".join([f"{name}={value}" for name, value in fields.items()])
     if not text.isprintable() or text.count(" ") >= len(fields):
         plain = {name: str(value) if isinstance(value, str) else value for name, value in fields.items()}  # no enum
         text = " ".join([f"{name}={value!r}" for name, value in plain.items()])
-    return f"{line['timestamp']:%Y-%m-%dT%H:%M:%S.%fZ} [{line['level']:9}] request  {text}\n"
+    return f"{line.timestamp:%Y-%m-%dT%H:%M:%S.%fZ} [{line.level:9}] request  {text}\n"
+
+
+_DEFAULTS = msgspec.structs.astuple(_Line())

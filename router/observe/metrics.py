@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Mapping
 
 from prometheus_client.process_collector import ProcessCollector
@@ -125,8 +126,10 @@ class Metrics(Counters):
 
     def ended(self, ended: Ended, _prompt: PromptPrefix | None = None) -> None:
         """Count one request that ended. A pod serves its model, or did."""
-        for phase, taken_s in ended.phases_s.items():
-            self.phase_s[phase].observe(taken_s)
+        for phase, taken_s in ended.phases_s.items():  # as `Buckets.observe`, without a call for each
+            series = self.phase_s[phase]
+            series.counts[bisect_left(series.bounds, taken_s)] += 1
+            series.total += taken_s
         self.requests.labels(ended.endpoint, ended.model, ended.result).value += 1
         if ended.result == CLIENT_GONE:
             self[of_requests.CANCELLATIONS].labels(ended.phase).inc()

@@ -15,7 +15,10 @@ from router.request.response_reader import TokenCountingReader
 from router.types import Endpoint, InferenceRequest
 from tests.policy.scenes import POLICIES, pod, ready, scene
 
-REPORT = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+REPORT = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":5,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+)
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
 
