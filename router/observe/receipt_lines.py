@@ -1,4 +1,4 @@
-"""Writes files of receipts and of usage, and reads those of receipts.
+"""Writes files of receipts and of usage.
 
 Each line is a JSON object: a request, a fleet, which is written before the first scene that refers to it, or a change
 of the fleet; `kind` says which. A disk error disables the file and fails no request.
@@ -6,7 +6,7 @@ of the fleet; `kind` says which. A disk error disables the file and fails no req
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from errno import ENOSPC
 from fcntl import LOCK_EX, flock
@@ -15,17 +15,15 @@ from itertools import count
 from os import fstat
 from os.path import samestat
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import structlog
 
-from router.errors import ConfigError
 from router.observe.changes import Change
 from router.observe.ended import Ended
-from router.observe.receipts import Line, Receipt, receipt
+from router.observe.receipts import Line, receipt
 from router.policy.recording import (
-    FleetLine,
     RecordedScene,
     SceneLine,
     digest_of,
@@ -39,12 +37,6 @@ FLUSH_INTERVAL_S = 1.0
 MAX_BUFFERED_BYTES = 1 << 16
 REPEAT_FLEET_AFTER_SCENES = 1000
 """The fleet is written again because files are rotated."""
-MAX_FLEETS = 256
-"""Fleets that scenes may refer to, while a file is read: the last ones. Each router repeats its own."""
-CHANGE_LINE = b'{"kind":"change",'
-"""How the line of a change begins."""
-
-LineT = TypeVar("LineT")
 _Later = Callable[[float, Callable[[], None]], object]
 """Calls once, after a delay in seconds."""
 
@@ -251,50 +243,3 @@ def _is_at(path: Path, file: FileIO) -> bool:
         return samestat(path.stat(), fstat(file.fileno()))
     except FileNotFoundError:
         return False
-
-
-# --- reading ---
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """Every request and fleet. Raises `ConfigError` with the number of an invalid line."""
-    return decoded_lines(path, msgspec.json.Decoder(Receipt | FleetLine).decode, "not a receipt")
-
-
-def decoded_lines(path: Path, decode: Callable[[bytes], LineT], problem: str) -> Iterator[LineT]:
-    """A JSONL file without the lines of changes. Raises `ConfigError` with the number of an invalid line, and the
-    problem."""
-    number = 0
-    try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):  # noqa: B007, named where it fails
-                if not line.startswith(CHANGE_LINE):
-                    yield decode(line)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}:{number}: {problem}: {error}") from error
-
-
-def read_receipts(path: Path) -> list[Receipt]:
-    """The receipts without the fleet lines."""
-    return [line for line in read_lines(path) if isinstance(line, Receipt)]
-
-
-def recorded(lines: Iterable[object]) -> Iterator[tuple[Receipt, RecordedScene | None]]:
-    """The receipts with their scenes; None without one, or where the fleet line is missing."""
-    fleets: dict[str, FleetLine] = {}
-    for line in lines:
-        if isinstance(line, FleetLine):
-            fleets.pop(line.fleet, None)
-            fleets[line.fleet] = line  # the latest one is last
-            if len(fleets) > MAX_FLEETS:
-                fleets.pop(next(iter(fleets)))
-        elif isinstance(line, Receipt):
-            fleet = fleets.get(line.scene.fleet) if line.scene else None
-            yield line, _restored(line.scene, fleet) if line.scene and fleet else None
-
-
-def _restored(scene: SceneLine, fleet: FleetLine) -> RecordedScene:
-    try:
-        return scene.restored(fleet)
-    except ValueError as error:
-        raise ConfigError(f"scene of {scene.request_id}: loads do not match the fleet: {error}") from error

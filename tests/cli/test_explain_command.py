@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from router.cli.explain_command import page
+from router.cli.receipt_files import recorded
 from router.cli.terminal import printable
 from router.errors import RouterError
 from router.observe.ended import Ended, Failure, RecordedDecision
-from router.observe.receipt_lines import recorded
 from router.observe.receipts import Explained, Line, Receipt, explained, explained_later
 from router.observe.receipts import receipt as receipt_of
 from router.policy.decide import decide

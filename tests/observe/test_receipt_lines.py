@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from loadtest.simulator import traffic
+from router.cli.receipt_files import lines_of, recorded
 from router.errors import ConfigError
 from router.observe.changes import Change
 from router.observe.ended import Ended, RecordedDecision
@@ -20,9 +21,6 @@ from router.observe.receipt_lines import (
     REPEAT_FLEET_AFTER_SCENES,
     ReceiptLog,
     ReceiptWriter,
-    read_lines,
-    read_receipts,
-    recorded,
 )
 from router.observe.receipts import Receipt
 from router.policy.decide import decide
@@ -70,9 +68,9 @@ def test_a_fleet_is_written_once_for_all_its_scenes(tmp_path: Path) -> None:
     later = structs.replace(one, fleet=loaded(one.fleet, 3))
     other = scene(*ready(pod("a")))
     path = in_file(tmp_path, written(*map(kept, (one, later, other))))
-    kinds = [type(line) for line in read_lines(path)]
+    kinds = [type(line) for line in lines_of(path)]
     assert kinds == [FleetLine, Receipt, Receipt, FleetLine, Receipt]
-    scenes = [found for _, found in recorded(read_lines(path))]
+    scenes = [found for _, found in recorded(lines_of(path))]
     decisions = [decide(found.scene(), BY) for found in scenes if found]
     assert decisions == [decide(structs.replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
 
@@ -87,7 +85,7 @@ def test_a_fleet_is_repeated_after_a_number_of_scenes() -> None:
 def test_a_scene_without_its_fleet_is_marked(tmp_path: Path) -> None:
     """Its receipt is read, but it cannot be decided again."""
     _, line = written(kept(scene(*ready(pod("a")))))
-    ((receipt, found),) = recorded(read_lines(in_file(tmp_path, [line])))
+    ((receipt, found),) = recorded(lines_of(in_file(tmp_path, [line])))
     assert receipt.id == "r" and found is None
 
 
@@ -107,8 +105,7 @@ def test_a_prompt_is_written_only_where_configured() -> None:
     assert b"harbour" not in b"".join(written(kept(seen))) and b"harbour" in b"".join(written(made))
 
 
-def test_changes_are_lines_that_readers_of_receipts_skip(tmp_path: Path) -> None:
-    """Those of `replay` and of `simulate`."""
+def test_changes_are_lines_that_a_simulation_skips(tmp_path: Path) -> None:
     lines: list[bytes] = []
     writer = ReceiptWriter(lines.append)
     writer.write_change(Change(1.5, "ejected", "pod-1", "connection refused"))
@@ -117,7 +114,7 @@ def test_changes_are_lines_that_readers_of_receipts_skip(tmp_path: Path) -> None
     ]
     writer.write(structs.replace(ENDED, decision=kept(scene(*ready(pod("a"))))), prompt(300))
     path = in_file(tmp_path, lines)
-    assert [type(line) for line in read_lines(path)] == [FleetLine, Receipt]
+    assert [type(line) for line in lines_of(path)] == [Change, FleetLine, Receipt]
     assert traffic.read_receipts(path) == []
 
 
@@ -126,7 +123,7 @@ def test_an_invalid_line_is_reported(tmp_path: Path, bad: bytes) -> None:
     """With file and number."""
     path = in_file(tmp_path, [*written(kept(scene(*ready(pod("a"))))), bad])
     with pytest.raises(ConfigError, match=r"receipts\.jsonl:3: not a receipt"):
-        read_receipts(path)
+        list(lines_of(path))
 
 
 def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
@@ -136,7 +133,7 @@ def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
     fewer["pods"].pop()
     path = in_file(tmp_path, [msgspec.json.encode(fewer), line])
     with pytest.raises(ConfigError, match="scene of r: loads do not match the fleet"):
-        list(recorded(read_lines(path)))
+        list(recorded(lines_of(path)))
 
 
 def test_receipts_are_appended_and_private_to_their_owner(tmp_path: Path) -> None:
