@@ -14,6 +14,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from router import __version__
 from router.errors import Stopping
+from router.fleet.scaling import PoolSignals
 from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
@@ -234,3 +235,23 @@ def add_process_metrics(registry: Registry) -> None:
     """Add `warmroute_build_info` and `process_*`. There are none of the latter without /proc."""
     registry[of_process.BUILD_INFO].replace({(__version__, platform.python_version()): 1.0})
     ProcessCollector(registry=registry)
+
+
+def replace_pools(registry: Registry, signals: Iterable[PoolSignals]) -> None:
+    """Use these values of pools, for autoscalers. Some are of this router's own requests and add up over routers; the
+    others are of the pods, the same in every router. Series of other pools, and of what is unknown, are gone: a value
+    that is not known never reads as 0."""
+    pools = list(signals)
+    registry[of_pools.POOL_DESIRED_REPLICAS].replace(
+        {(*one.key, resource.value): need for one in pools for resource, need in one.desired_replicas.items()}
+    )
+    for declared, found in (
+        (of_pools.POOL_QUEUED_TOKENS, {one.key: one.queued_tokens for one in pools}),
+        (of_pools.POOL_BACKLOG_S, {one.key: one.backlog_s for one in pools}),
+        (of_pools.POOL_PREFILL_LOAD, {one.key: one.prefill_load for one in pools}),
+        (of_pools.POOL_READY_REPLICAS, {one.key: one.ready_replicas for one in pools}),
+        (of_pools.POOL_SATURATION, {one.key: one.saturation for one in pools}),
+        (of_pools.POOL_RUNNING, {one.key: one.running for one in pools}),
+        (of_pools.POOL_KV_FREE_TOKENS, {one.key: one.kv_free_tokens for one in pools}),
+    ):
+        registry[declared].replace({key: value for key, value in found.items() if value is not None})

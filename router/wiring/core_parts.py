@@ -16,7 +16,7 @@ from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import UsageWriter
+from router.observe.receipts import UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
 from router.observe.tracing import trace_ended

@@ -15,7 +15,7 @@ from router.observe.changes import Changes
 from router.observe.declared import of_process
 from router.observe.ended import RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import ReceiptLog, ReceiptWriter, UsageWriter
+from router.observe.receipts import ReceiptLog, ReceiptWriter, UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import Tracing
 from router.policy.policy_set import PolicySet

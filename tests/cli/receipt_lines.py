@@ -10,7 +10,7 @@ import msgspec
 
 from router.observe.changes import Change, ChangeKind
 from router.observe.ended import Ended, RecordedDecision
-from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.observe.ended import Ended, RecordedDecision
-from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import InFlight

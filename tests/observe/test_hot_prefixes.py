@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from router.observe.ended import Ended, RecordedDecision
-from router.observe.hot_prefixes import MAX_PREFIXES, PrefixTally
-from router.observe.recent_decisions import Kept
+from router.observe.recent_decisions import MAX_PREFIXES, Kept, PrefixTally
 from router.policy.decide import decide
 from router.policy.recording import record
 from tests.policy.scenes import BLOCK, POLICIES, holding, pod, prompt, ready, request, scene

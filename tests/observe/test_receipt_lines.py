@@ -16,13 +16,13 @@ from router.cli.receipt_files import lines_of, recorded
 from router.errors import ConfigError
 from router.observe.changes import Change
 from router.observe.ended import Ended, RecordedDecision
-from router.observe.receipt_lines import (
+from router.observe.receipts import (
     MAX_BUFFERED_BYTES,
     REPEAT_FLEET_AFTER_SCENES,
+    Receipt,
     ReceiptLog,
     ReceiptWriter,
 )
-from router.observe.receipts import Receipt
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.types import FleetSnapshot, PodLoad, Scene

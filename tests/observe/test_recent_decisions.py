@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.observe.ended import Ended
-from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import ReceiptWriter
 from router.observe.recent_decisions import MAX_EXCERPT_CHARACTERS, MAX_READ_BYTES, RecentDecisions, excerpt
 from router.policy.decide import decide
 from router.types import Scene

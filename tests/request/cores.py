@@ -26,7 +26,7 @@ from router.observe.ended import Ended
 from router.observe.fast_metrics import Labelled
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import ReceiptWriter, UsageWriter
+from router.observe.receipts import ReceiptWriter, UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
 from router.phases import Phases

@@ -22,10 +22,12 @@ from router.config.startup_files import StaleFile
 from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.frontends.admin.page_figures import SHOWN, MetricRows, MetricsGrowth
-from router.frontends.admin.page_notices import (
+from router.frontends.admin.page_figures import (
     MINUTE_S,
+    SHOWN,
     CountedHistory,
+    MetricRows,
+    MetricsGrowth,
     Notice,
     Present,
     counted_of,
@@ -38,8 +40,7 @@ from router.observe.changes import Changes
 from router.observe.declared import of_decisions, of_process, of_requests
 from router.observe.ended import Ended, RecordedDecision
 from router.observe.fast_metrics import Labelled, Labels, Numbers
-from router.observe.hot_prefixes import HotPrefix, PrefixTally
-from router.observe.recent_decisions import RecentDecisions
+from router.observe.recent_decisions import HotPrefix, PrefixTally, RecentDecisions
 from router.observe.thresholds import SHOWN_SLOWDOWN
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
