@@ -48,10 +48,10 @@ LoadRow: TypeAlias = tuple[int, int, float, int]
 """The fields of `PodLoad` that policies read: running, waiting, kv_usage and our_prompts."""
 
 
-class SceneFacts(RequestInputs, frozen=True, kw_only=True, gc=False):
+class SceneFacts(RequestInputs, frozen=True, gc=False):
     """What policies read of a request and its prompt. Headers are not kept."""
 
-    request_id: str
+    request_id: str = ""
     workload: str = ""
     """The request's class, for the `match` of a policy."""
     body_bytes: BodyBytes = 0
@@ -122,24 +122,24 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
     """The scene as it is kept; `workload` is its class. O(1): nothing is copied, since all of it is immutable."""
     request, prompt, match = scene.request, scene.prompt, scene.match
     blocks = len(prompt.hashes) if prompt else 0
-    return RecordedScene(
-        **_inputs(request),
-        request_id=request.id,
-        workload=workload,
-        body_bytes=0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,
-        prompt_tokens=len(prompt.tokens) if prompt else None,
-        media_tokens=prompt.media_tokens if prompt else 0,
-        block_size_tokens=prompt.generation.block_size_tokens if prompt else 1,
-        blocks=blocks,
-        key=prompt.hashes[key_block(blocks, scene.shared_blocks)] if prompt and blocks else 0,
-        shared_blocks=scene.shared_blocks,
-        turn=scene.turn,
-        now_s=scene.now_s,
-        degraded=match.degraded,
-        congestion=scene.congestion,
-        pictures=scene.pictures,
-        learnt_reuse=scene.learnt_reuse,
-        expected_output_tokens=scene.expected_output_tokens,
+    return RecordedScene(  # facts in the order of `SceneFacts`: keywords take several times as long
+        *_INPUTS_OF(request),
+        request.id,
+        workload,
+        0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,
+        len(prompt.tokens) if prompt else None,
+        prompt.media_tokens if prompt else 0,
+        prompt.generation.block_size_tokens if prompt else 1,
+        blocks,
+        prompt.hashes[key_block(blocks, scene.shared_blocks)] if prompt and blocks else 0,
+        scene.shared_blocks,
+        scene.turn,
+        scene.now_s,
+        match.degraded,
+        scene.congestion,
+        scene.pictures,
+        scene.learnt_reuse,
+        scene.expected_output_tokens,
         match=match.blocks,
         inflight=scene.inflight,
         steps=scene.steps,
