@@ -8,7 +8,6 @@ for many scenes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -39,8 +38,6 @@ from router.types import (
     StepBegan,
 )
 
-_INPUTS = RequestInputs.__struct_fields__
-_INPUTS_OF = attrgetter(*_INPUTS)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Bounded, because a body of this length is restored."""
@@ -85,7 +82,11 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
     def scene(self) -> Scene:
         """A scene in which every policy decides as in the original."""
         return Scene(
-            request=InferenceRequest(id=self.request_id, body=bytes(self.body_bytes), **_inputs(self)),
+            request=InferenceRequest(
+                id=self.request_id,
+                body=bytes(self.body_bytes),
+                **{name: getattr(self, name) for name in RequestInputs.__struct_fields__},
+            ),
             prompt=self._prompt(),
             match=PrefixMatch(self.match, degraded=self.degraded),
             **{name: getattr(self, name) for name in _OF_SCENE},
@@ -123,7 +124,13 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
     request, prompt, match = scene.request, scene.prompt, scene.match
     blocks = len(prompt.hashes) if prompt else 0
     return RecordedScene(  # facts in the order of `SceneFacts`: keywords take several times as long
-        *_INPUTS_OF(request),
+        request.endpoint,
+        request.model,
+        request.adapter,
+        request.session,
+        request.tenant,
+        request.stream,
+        request.max_output_tokens,
         request.id,
         workload,
         0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,
@@ -211,10 +218,6 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
             for load in (status.load for status in scene.fleet.pods)
         ),
     )
-
-
-def _inputs(request: RequestInputs) -> dict[str, Any]:
-    return dict(zip(_INPUTS, _INPUTS_OF(request), strict=True))
 
 
 def _facts(scene: SceneFacts) -> dict[str, Any]:
