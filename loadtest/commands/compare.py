@@ -39,10 +39,10 @@ from loadtest.simulator.scenario import Conditions, FleetSpec, PodsSpec
 from loadtest.simulator.traffic import Traffic, receipts_traffic
 from loadtest.tables import legend, text_table
 from router.cli.options import PoliciesOption, flag
+from router.cli.receipt_files import lines_of
 from router.config.load import shipped
 from router.config.policy_files import find_policy, load_policies
 from router.errors import ConfigError
-from router.observe.receipt_lines import read_lines
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.types import Pod, PodSpeed, PodState
@@ -89,13 +89,17 @@ def compare_command(
     Console().print(text_table(columns, cells, title=title, caption=caption))
 
 
+def _is_served(one: Receipt) -> bool:
+    return one.result == "ok" and bool(one.block_size_tokens and one.output_tokens and one.ttft_ms)
+
+
 def _recorded(path: Path, model: str | None) -> tuple[list[Receipt], list[Pod]]:
     """Served receipts of a model, and its pods as they were last. Raises `ConfigError`."""
     every, fleets = list[Receipt](), list[FleetLine]()
-    for line in read_lines(path):
+    for line in lines_of(path):
         if isinstance(line, FleetLine):
             fleets.append(line)
-        elif line.result == "ok" and line.block_size_tokens and line.output_tokens and line.ttft_ms:
+        elif isinstance(line, Receipt) and _is_served(line):
             every.append(line)
     chosen = model or next(iter(Counter(one.model for one in every).most_common(1)), ("",))[0]
     served = [one for one in every if one.model == chosen]

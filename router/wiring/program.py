@@ -42,9 +42,9 @@ from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
+from router.observe.ended import RecordedDecision
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
-from router.observe.receipts import RecordedDecision
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens

@@ -32,7 +32,7 @@ GENERATION = Generation(model="m", block_size_tokens=16)
 class Scenes(list[tuple[Scene, RouteDecision]]):
     """Records decisions."""
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None:
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = "") -> None:
         self.append((scene, decision))
 
 
