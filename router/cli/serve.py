@@ -126,7 +126,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     bind = partial(bind_port, config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
     program, admin, public = _started(config, options, files, bind)
     settings = uvicorn.Config(
-        program.app,
+        program.edge,
         loop="uvloop",
         http=EdgeProtocol,
         ws="none",
