@@ -17,12 +17,9 @@ from router.admission.jwt_verifier import JwtVerifier
 from router.admission.quotas import Quotas
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
-from router.config.edge_schema import Edge
-from router.config.links import build_links, load_link_classes
-from router.config.model_names import slo_lookup
+from router.config.models import ModelPrior, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.priors import ModelPrior
-from router.config.schema import RouterConfig
+from router.config.schema import Edge, RouterConfig
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
@@ -42,13 +39,13 @@ from router.frontends.http.app import public_app
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.upstream import UpstreamPools, upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
+from router.observe.ended import RecordedDecision
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
-from router.observe.receipts import RecordedDecision
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
@@ -120,7 +117,7 @@ class Program:
         changes = self.records.changes
         self.policies = PolicyFeed(folder, self.metrics, self.records.review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
-        self._pools = upstream_pools(config.limits)
+        self._pools = UpstreamPools(config.limits)
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self._continuation = continuation_rules(config, self.prompts.readers)
@@ -129,7 +126,7 @@ class Program:
         self._shared_quotas = self.pods.cluster.quotas if self.pods.cluster and config.tenants else None
         self.quotas = Quotas(self._shared_quotas.sharing if self._shared_quotas else None)
         self._usage = usage_writer(config.usage, self.metrics)
-        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
+        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of, config.index.no_events_capacity_tokens)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         responses, exchange = self.pods.responses, self._shared_quotas.next_exchange if self._shared_quotas else None

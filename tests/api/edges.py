@@ -8,8 +8,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from router.admission.gate import AdmissionGate
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.response_locator import ResponseLocator
 from router.request.reading import RequestReader

@@ -10,8 +10,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import AccessDenied
 from router.frontends.http.http_edge import HttpEdge
 from router.request import tracker

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT, Admitted
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,

@@ -21,8 +21,7 @@ from starlette.types import ASGIApp
 from router.admission.fair_bound import FairBound
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MethodNotAllowed, RouterError, Stopping, UpstreamError

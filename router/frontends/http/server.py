@@ -26,7 +26,7 @@ import structlog
 import uvicorn
 
 from router.addresses import join_address
-from router.config.listen_schema import AdminListen
+from router.config.schema import AdminListen
 from router.errors import ConfigError
 from router.frontends.http.client_deadlines import Newcomers, has_unread
 from router.frontends.http.http_edge import HttpEdge
