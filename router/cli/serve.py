@@ -126,7 +126,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     bind = partial(bind_port, config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
     program, admin, public = _started(config, options, files, bind)
     settings = uvicorn.Config(
-        program.app,
+        program.edge,
         loop="uvloop",
         http=EdgeProtocol,
         ws="none",
@@ -258,7 +258,7 @@ async def _serve_gateways(config: RouterConfig, program: Program, admin: SocketS
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = PickerServer(program.app, config, program.is_ready, program.pods.sources.priority)
+    server = PickerServer(program.edge, config, program.is_ready, program.pods.sources.priority)
     async with program.run():
         await admin.open()
         port = await server.open()

@@ -123,7 +123,7 @@ class Deployment:
         """Whether a hit test will follow: the pod publishes events, and only they say what hits."""
         pods = self.program.pods
         is_tested = self.program._config.probes.self_test and pods.publishes_events(pod)
-        return is_tested and pods.store.hits(pod).endswith("by events")
+        return is_tested and pods.store.cache_of(pod).hits.endswith("by events")
 
 
 Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]
@@ -299,7 +299,7 @@ async def listening(
 ) -> AsyncIterator[tuple[DrainingServer, str]]:
     """Run the router; yields its server and URL. `delay_s` and `drain_timeout_s` configure its shutdown."""
     config = uvicorn.Config(
-        program.app,
+        program.edge,
         host=host,
         port=0,
         log_level="critical",

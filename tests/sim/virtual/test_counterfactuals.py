@@ -19,7 +19,7 @@ from loadtest.simulator.virtual_pod import VirtualPodConfig
 from loadtest.simulator.world import World
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ALTERNATIVES, FOLLOW_S, MAX_ERROR, ShadowCaches
@@ -92,10 +92,10 @@ def test_other_placements_have_the_caches_that_they_really_would_have(name: str,
 
     due_s = 0.0
 
-    def follow(ended: EndedRequest) -> None:
+    def follow(ended: Ended, _prompt: object) -> None:
         nonlocal due_s
-        if ended.outcome.at_s >= due_s:
-            due_s = ended.outcome.at_s + FOLLOW_S
+        if ended.at_s >= due_s:
+            due_s = ended.at_s + FOLLOW_S
             list(shadows.follow())
 
     real = real_share(policies["cost_aware"], asked, kv_tokens, Observers(recent, Counters(), [shadows.ended, follow]))
