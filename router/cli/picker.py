@@ -60,13 +60,12 @@ def _run(config: RouterConfig, options: PickerOptions) -> None:
 
     import uvloop
 
+    from router.feeds.process_memory import release_free_memory, tune_gc, tune_malloc
     from router.frontends.http.listen_sockets import bind_admin
     from router.frontends.http.server import SocketServer
-    from router.wiring.gc_tuning import tune_gc
-    from router.wiring.malloc_tuning import release_free_memory, tune_malloc
+    from router.frontends.prompts import preloaded
     from router.wiring.picker_front import picker_front
     from router.wiring.program import Program
-    from router.wiring.prompts import preloaded
 
     tune_malloc()
     allow_all_open_files()

@@ -92,13 +92,12 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     import uvicorn
 
     from router.config.priors import all_priors
+    from router.feeds.process_memory import release_free_memory, tune_gc, tune_malloc
     from router.frontends.http.listen_sockets import bind_admin, bind_port, open_port
     from router.frontends.http.protocol import EdgeProtocol
     from router.frontends.http.server import DrainingServer, SocketServer
-    from router.wiring.gc_tuning import tune_gc
-    from router.wiring.malloc_tuning import release_free_memory, tune_malloc
+    from router.frontends.prompts import preloaded
     from router.wiring.program import Program
-    from router.wiring.prompts import preloaded
 
     tune_malloc()
     config = _with_fitting_connections(config, allow_all_open_files())

@@ -30,6 +30,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
+from router.frontends.prompts import Prompts
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponses
 from router.observe.changes import Changes
@@ -43,7 +44,6 @@ from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
 from router.types import Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
-from router.wiring.prompts import Prompts
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember

@@ -24,10 +24,12 @@ from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
+from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.matching_log import untested
 from router.feeds.policy_feed import PolicyFeed
+from router.feeds.process_memory import gc_loop, release_loop
 from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
@@ -43,6 +45,7 @@ from router.frontends.http.attempt import Forwarder
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import UpstreamPools, upstream_pools
 from router.frontends.prompt_readers import FleetLookups
+from router.frontends.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
 from router.observe.loop_lag import LoopLag
@@ -66,11 +69,7 @@ from router.wiring.core_parts import (
 )
 from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
-from router.wiring.gc_tuning import gc_loop
 from router.wiring.http_front import build_forwarder, build_steps
-from router.wiring.malloc_tuning import release_loop
-from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.wiring.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember

@@ -23,6 +23,7 @@ from router.config.log_schema import Receipts, TracingConfig, UsageFile
 from router.config.pod_schema import PodConfig
 from router.config.priors import ModelPrior, load_priors
 from router.config.schema import AdmissionConfig, ContinuationConfig, Limits, ModelConfig, Probes, RouterConfig
+from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
@@ -36,7 +37,6 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.queues import ModelQueue
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
 

@@ -19,6 +19,7 @@ from router.config.log_schema import Log, Receipts
 from router.config.pod_schema import PodConfig
 from router.config.priors import load_priors
 from router.config.schema import ModelConfig, RouterConfig
+from router.config.tokenizer_files import TokenizerSource
 from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
@@ -31,7 +32,6 @@ from router.prompt.fingerprint import SEEDS
 from router.request.inbound import first_values
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
 
