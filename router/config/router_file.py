@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from router.config.bearer_file import admin_tokens
-from router.config.certificates import ListenCertificate, check_authority, read_tls
+from router.config.credentials import ListenCertificate, admin_tokens, check_authority, read_tls
 from router.config.discovery_schema import DiscoveredPods
 from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, read_named, read_text, validate_options

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,9 @@ from router.observe.changes import Changes
 from router.observe.declared import of_process
 from router.observe.metrics import Metrics
 from router.observe.receipt_lines import ReceiptLog, ReceiptWriter
-from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import Tracing
 from router.observe.used_tokens import UsageWriter
-from router.policy.policy_set import PolicySet
-from router.policy.price import Choice, choice_of
-from router.policy.review import Review, chosen, review
-from router.policy.spec import Policy
-from router.types import Scene
-
-REVIEWED = 500
-"""Number of recent decisions that a reload compares in a thread. With 100 pods this takes two seconds."""
-SLICE_S, PAUSE_S = 0.0005, 0.002
-"""The comparison computes for `SLICE_S`, then sleeps for `PAUSE_S`, so that requests get the GIL."""
 
 
 class DecisionRecords:
@@ -40,15 +28,10 @@ class DecisionRecords:
         if config.file:
             lost, most = metrics[of_process.RECEIPTS_LOST].labels().inc, config.max_file_bytes
             self._log = _log("receipts", config.file, max_bytes=most, kept=config.rotated_files, on_lost=lost)
-            writer = ReceiptWriter(self._log.write, scenes=config.replay_data)
-            self._log.on_new_file = writer.repeat_fleet
+            file = self._log
+            writer = ReceiptWriter(file.write, lambda: file.files, scenes=config.replay_data)
         self.changes = Changes(writer.write_change) if writer else Changes()
         self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer)
-
-    async def review(self, old: PolicySet, new: PolicySet) -> Review | None:
-        """The last decisions that differ under the new set; None without decisions."""
-        last = self.recent.latest(REVIEWED)
-        return await asyncio.to_thread(review, _decided(last, old, new), new.version) if last else None
 
     def close(self) -> None:
         if self._log:
@@ -76,21 +59,6 @@ def _log(key: str, file: str, **options: Any) -> ReceiptLog:
         return ReceiptLog(Path(file), call_later, **options)
     except OSError as error:
         raise ConfigError(f"{key}: {error}") from error
-
-
-def _decided(
-    last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
-) -> Iterator[tuple[Scene, Choice | None, Policy]]:
-    """(scene, old choice, new policy), with pauses. The old set decides again what an older version of it decided."""
-    due_s = time.monotonic() + SLICE_S
-    for kept in last:
-        if time.monotonic() > due_s:
-            time.sleep(PAUSE_S)
-            due_s = time.monotonic() + SLICE_S
-        scene, by = kept.scene.scene(), old.for_recorded(kept.scene, kept.policy.name)
-        same = by.version == kept.policy.version
-        was = choice_of(kept.candidates[0].plan) if same else chosen(scene, by)
-        yield scene, was, new.for_recorded(kept.scene, kept.policy.name)
 
 
 def build_tracing(config: TracingConfig) -> Tracing | None:

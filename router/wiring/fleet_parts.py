@@ -81,8 +81,8 @@ class FleetParts:
         targets = ScalingTargets(**config.scaling.model_dump(), max_load_age_s=config.probes.max_load_age_s)
         self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
-        self.breaker = Breaker(fleet, ejection_rules(config.probes), self.ledger)
-        self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
+        refused = metrics[of_pods.EJECTIONS_REFUSED]
+        self.breaker = Breaker(fleet, ejection_rules(config.probes), self.ledger, lambda pod: refused.labels(pod).inc())
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
         self.membership = Membership(fleet, self._priors.of, self.sources.by_name)

@@ -15,8 +15,7 @@ from fastapi import FastAPI
 from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
 from router.admission.quotas import Quotas
-from router.config.bearer_file import admin_tokens
-from router.config.certificates import ListenCertificate
+from router.config.credentials import ListenCertificate, admin_tokens
 from router.config.edge_schema import Edge
 from router.config.links import build_links, load_link_classes
 from router.config.model_names import slo_lookup
@@ -28,9 +27,8 @@ from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.matching_log import untested
-from router.feeds.policy_feed import PolicyFeed
+from router.feeds.policy_feed import PolicyFeed, RingFeed, review_change
 from router.feeds.process_memory import gc_loop, release_loop
-from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet
@@ -116,7 +114,8 @@ class Program:
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.records = DecisionRecords(config.receipts, self.metrics)
         changes = self.records.changes
-        self.policies = PolicyFeed(folder, self.metrics, self.records.review, changes=changes)
+        review = partial(review_change, self.records.recent)
+        self.policies = PolicyFeed(folder, self.metrics, review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = upstream_pools(config.limits)
         ready = partial(ready_pods, self.fleet)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias
 from urllib.parse import urlencode
 
 from router.addresses import join_address
-from router.config.certificates import check_authority
+from router.config.credentials import check_authority
 from router.config.discovery_schema import KubernetesApi
 from router.config.pod_keys import read_key
 from router.errors import ConfigError, UpstreamError

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
 from router.addresses import read_address
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
 from router.frontends.admin.live_page import PAGE_PATH
