@@ -35,7 +35,7 @@ from loadtest.commands.child_processes import (
 from loadtest.traffic.chat_workload import sessions
 from loadtest.traffic.load_driver import drive
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt

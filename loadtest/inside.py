@@ -93,7 +93,7 @@ class FakeTransport(asyncio.Transport):
 async def fake_connect(pool: UpstreamPool) -> Connection:
     """Replaces `UpstreamPool._connect`: a pod that returns the same response to every request."""
     loop = asyncio.get_running_loop()
-    connection = Connection(loop, pool.timeouts, pool.pod)
+    connection = Connection(loop, pool.limits, pool.pod)
 
     def written(_: bytes) -> None:
         loop.call_soon(connection.data_received, _ANSWER)

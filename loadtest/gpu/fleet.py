@@ -27,7 +27,7 @@ from loadtest.simulator.traffic import hashed_request
 from loadtest.traffic.chat_workload import ChatSession, prose, sessions
 from loadtest.traffic.load_driver import LoadDriver, RequestResult, play
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadtest.priors.architecture import PrefillWork
-from router.config.priors import HARDWARE, GpuPrior, SpeedPrior
+from router.config.models import HARDWARE, GpuPrior, SpeedPrior
 from router.errors import ConfigError
 
 _FLOP_PER_MS_PER_TFLOPS = 1e9

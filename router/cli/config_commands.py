@@ -11,7 +11,7 @@ import typer
 
 from router.cli.options import PoliciesOption, flag
 from router.config.load import shipped
-from router.config.priors import without_cost
+from router.config.models import without_cost
 
 config_app = typer.Typer(no_args_is_help=True)
 

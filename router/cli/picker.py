@@ -16,7 +16,7 @@ import typer
 from router.cli.options import PoliciesOption, configured, with_options
 from router.cli.serve import SWITCH_INTERVAL_S, allow_all_open_files
 from router.config.load import shipped
-from router.config.priors import all_priors
+from router.config.models import all_priors
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
 from router.config.watched_file import StartupFiles

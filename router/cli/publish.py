@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from router.admission.gate import AdmissionGate
 from router.cli.options import configured
 from router.config.load import load, validate_options
-from router.config.model_names import with_model_folders
+from router.config.models import with_model_folders
 from router.config.router_file import MistakeList, check_keys, with_redis_url
 from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError

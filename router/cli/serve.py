@@ -17,7 +17,7 @@ import typer
 from router.admission.fair_bound import KEPT_PART
 from router.cli.options import configured, with_options
 from router.config.load import shipped, validate_options
-from router.config.priors import without_cost
+from router.config.models import without_cost
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
 from router.config.watched_file import StartupFiles
@@ -91,7 +91,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
 
     import uvicorn
 
-    from router.config.priors import all_priors
+    from router.config.models import all_priors
     from router.feeds.process_memory import release_free_memory, tune_gc, tune_malloc
     from router.frontends.http.listen_sockets import bind_admin, bind_port, open_port
     from router.frontends.http.protocol import EdgeProtocol

@@ -10,8 +10,8 @@ import hmac
 import ssl
 from functools import cache, partial
 
-from router.config.listen_schema import AdminListen, ListenTls
 from router.config.load import read_named
+from router.config.schema import AdminListen, ListenTls
 from router.config.watched_file import StaleFile, WatchedFile, watched
 from router.errors import ConfigError
 from router.types import PodTls

@@ -16,12 +16,9 @@ from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
 from router.admission.quotas import Quotas
 from router.config.credentials import ListenCertificate, admin_tokens
-from router.config.edge_schema import Edge
-from router.config.links import build_links, load_link_classes
-from router.config.model_names import slo_lookup
+from router.config.models import ModelPrior, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.priors import ModelPrior
-from router.config.schema import RouterConfig
+from router.config.schema import Edge, RouterConfig
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StaleFile, StartupFiles
@@ -41,7 +38,7 @@ from router.frontends.admin.views import MetricsPage, describe_pods, describe_re
 from router.frontends.http.app import App, public_app
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.upstream import UpstreamPools, upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.frontends.step_executor import StepExecutor
@@ -117,7 +114,7 @@ class Program:
         review = partial(review_change, self.records.recent)
         self.policies = PolicyFeed(folder, self.metrics, review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
-        self._pools = upstream_pools(config.limits)
+        self._pools = UpstreamPools(config.limits)
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self._continuation = continuation_rules(config, self.prompts.readers)

@@ -18,10 +18,8 @@ from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.frontends.http.app import App
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.openai_edge import OpenAiEdge
@@ -150,7 +148,7 @@ async def chain(edge: Edge | None = None, *, reads_bodies: bool = False) -> Asyn
     async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(pod.serve, "127.0.0.1", 0) as upstream:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
         served = make_pod(url=url, models=("m",))
-        pools = UpstreamPools(UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5))
+        pools = UpstreamPools(Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5))
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)
         core = CoreOfPods([served])

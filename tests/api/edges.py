@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.response_locator import ResponseLocator
 from router.request.reading import RequestReader

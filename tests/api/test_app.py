@@ -15,8 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
 from router.frontends.http.app import App, public_app

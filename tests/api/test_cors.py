@@ -9,8 +9,7 @@ from collections.abc import Mapping
 import pytest
 from pydantic import ValidationError
 
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import AccessDenied
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import HttpEdge

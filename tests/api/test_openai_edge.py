@@ -10,8 +10,7 @@ from typing import Any, cast
 import pytest
 
 from router.admission.tenant import OPEN_TENANT
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,

@@ -16,7 +16,7 @@ from router.feeds.pod_problems import log_changes
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.page_snapshot import (
     MAX_CHANGES,
     MAX_CHARACTERS,
@@ -69,7 +69,7 @@ class Page:
             ledger,
             store,
             Calibrator(Calibration(), self.metrics, Links()),
-            ScalingView(self.fleet, ledger, ScalingTargets(), 0.0),
+            ScalingView(self.fleet, ledger, Scaling(), 12.0, 0.0),
             in_flight_tokens=self.recent.in_flight_tokens,
         )
         self.source = PageSource(

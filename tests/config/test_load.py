@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.config.load import load, read_document, shipped
+from router.config.models import load_priors
 from router.config.policy_files import choose_policy, load_policies
-from router.config.priors import load_priors
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 

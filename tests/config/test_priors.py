@@ -10,8 +10,7 @@ import pytest
 from loadtest.priors.architecture import kv_size, prefill_work
 from loadtest.priors.estimate import estimated_row
 from router.config.load import shipped
-from router.config.pod_schema import PodConfig
-from router.config.priors import (
+from router.config.models import (
     PodPriors,
     SpeedPrior,
     all_priors,
@@ -19,6 +18,7 @@ from router.config.priors import (
     load_priors,
     prior_speed,
 )
+from router.config.pod_schema import PodConfig
 from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
 from router.types import PodSpeed

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from router.config.schema import AdmissionConfig
+from router.admission.admission_queue import AdmissionConfig
 from router.frontends.extproc.gateway_exchange import GatewayExchange
 from tests.extproc.conftest import Pick, Picking, chat
 

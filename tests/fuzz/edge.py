@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError

@@ -17,14 +17,23 @@ import uvicorn
 from loadtest.commands.child_processes import JSON_CALL
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
-from router.config.edge_schema import Edge
+from router.admission.admission_queue import AdmissionConfig
 from router.config.load import shipped
-from router.config.log_schema import Receipts, TracingConfig, UsageFile
+from router.config.models import ModelPrior, load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import ModelPrior, load_priors
-from router.config.schema import AdmissionConfig, ContinuationConfig, Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import (
+    ContinuationConfig,
+    Edge,
+    Limits,
+    ModelConfig,
+    Receipts,
+    RouterConfig,
+    TracingConfig,
+    UsageFile,
+)
 from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
+from router.fleet.breaker import Probes
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer

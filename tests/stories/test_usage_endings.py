@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
-from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
 from router.observe.ended import UsedTokens
 from router.types import Endpoint

@@ -15,10 +15,9 @@ import pytest
 
 from router.config.index_schema import Index
 from router.config.load import shipped
-from router.config.log_schema import Log, Receipts
+from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import load_priors
-from router.config.schema import ModelConfig, RouterConfig
+from router.config.schema import Log, ModelConfig, Receipts, RouterConfig
 from router.config.tokenizer_files import TokenizerSource
 from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod

@@ -4,7 +4,7 @@ Admin calls are one more source and override the others: an added pod replaces a
 pod is ignored until an admin call adds it again or all sources drop its URL. A pod is drained while its source or a
 drain of operators (`fleet/drains.py`) drains it.
 
-A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/discovery_schema.py`,
+A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/pod_schema.py`,
 and a line in `wiring/pod_sources.py`.
 """
 
@@ -24,17 +24,56 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
-from router.feeds.supervise import STEP, Feeds, in_turns
+from router.feeds.supervise import STEP, Feeds, in_turns, loop_time_s
 from router.fleet.drains import Drains
 from router.fleet.fleet import UNREPORTED, Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
-PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
-"""Maps (pod, its models, empty if not reported yet) to speed and KV bytes per token. Raises `ConfigError`."""
-
 ADMIN = "admin calls"
+AS_CONFIGURED = (
+    *("url", "socket", "engine", "role", "pool", "host", "rack", "zone"),
+    *("handoff", "handoff_port", "handoff_hosts", "pulls"),
+)
+"""Fields that a `Pod` has from its definition as they are."""
 
 log = structlog.get_logger()
+
+
+class SourceStatus:
+    """Whether the pods of a source are up to date. Each new error, and its end, is logged."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.error = ""
+        """Why the pods may be outdated; empty if they are not."""
+        self.resync_differences = 0
+        """Pods that a watch had lost and a full list has corrected."""
+        self._confirmed_s: float | None = None
+
+    def read(self) -> None:
+        """The pods were up to date at this moment; an error may last."""
+        self._confirmed_s = loop_time_s()
+
+    def confirm(self) -> None:
+        self.read()
+        if self.error:
+            log.info("pod source available again", source=self.source)
+            self.error = ""
+
+    def fail(self, error: str) -> None:
+        """The pods cannot be read. Those that were read before stay in use."""
+        if error != self.error:
+            log.error("pod source unavailable; its last pods stay in use", source=self.source, error=error)
+            self.error = error
+
+    @property
+    def age_s(self) -> float:
+        """Time since the pods were last up to date; 0 if they were never read."""
+        return 0.0 if self._confirmed_s is None else loop_time_s() - self._confirmed_s
+
+
+PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
+"""Maps (pod, its models, empty if not reported yet) to speed and KV bytes per token. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +112,8 @@ class Membership:
         self._prior = prior
         self._sources = sources
         self._by_source: dict[str, dict[str, ListedPod]] = {name: {} for name in (*sources, ADMIN)}
-        self._refused: dict[str, frozenset[str]] = {}
-        """Why pods of a source are not used, as logged."""
+        self._refused: dict[str, set[tuple[str, str]]] = {}
+        """(URL, error) of the pods of a source that are not used, as logged."""
         self._removed: frozenset[str] = frozenset()
         """URLs that an admin call removed and a source still lists."""
         self._listed: dict[str, ListedPod] = {}
@@ -196,7 +235,7 @@ class Membership:
         """The pods without a mistake: one wrong pod does not hide the others. Each mistake is logged once."""
         others = [known for name, known in self._by_source.items() if name != source]
         taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in listed.config.ids}
-        usable, mistakes = [], {}
+        usable, mistakes = [], set[tuple[str, str]]()
         for listed in pods:
             url = listed.config.url
             try:
@@ -205,10 +244,10 @@ class Membership:
                         raise ConfigError(f"pods: duplicate id {pod.id}; give each pod its own `id`")
                 usable.append(listed)
             except ConfigError as error:
-                mistakes[f"{url}: {error}"] = url, str(error)
-        for mistake in mistakes.keys() - self._refused.get(source, frozenset()):
-            log.error("pod rejected", source=source, url=mistakes[mistake][0], error=mistakes[mistake][1])
-        self._refused[source] = frozenset(mistakes)
+                mistakes.add((url, str(error)))
+        for url, why in mistakes - self._refused.get(source, set()):
+            log.error("pod rejected", source=source, url=url, error=why)
+        self._refused[source] = mistakes
         return usable
 
     def _apply(self, by_source: dict[str, dict[str, ListedPod]], removed: frozenset[str]) -> None:
@@ -279,38 +318,24 @@ def configured_pods(
     config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int = 0, *, uid: str = ""
 ) -> tuple[Pod, ...]:
     """The pods of one definition, one per data-parallel rank. 0 KV bytes: unknown."""
+    own = config.speed  # pods with another configured speed share no calibration
+    facts: dict[str, Any] = {name: getattr(config, name) for name in AS_CONFIGURED} | {
+        **config.credentials,
+        "allowed_models": config.models,
+        "hardware": f"speed {own.c0_ms:g} {own.c1_ms_per_token:g} {own.c2_ms_per_token2:g}" if own else config.hardware,
+        "serves_alone": config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
+    }
     return tuple(
         Pod(
             id=pod_id,
-            url=config.url,
             uid=uid,
-            socket=config.socket,
-            **config.credentials,
-            engine=config.engine,
             speed=speed,
-            role=config.role,
             kv_bytes_per_token=kv_bytes_per_token,
-            pool=config.pool,
-            allowed_models=config.models,
-            hardware=_hardware(config),
-            handoff=config.handoff,
-            handoff_port=config.handoff_port,
-            handoff_hosts=config.handoff_hosts,
-            serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
-            pulls=config.pulls,
             dp_rank=rank if config.dp_size > 1 else None,
-            host=config.host,
-            rack=config.rack,
-            zone=config.zone,
+            **facts,
         )
         for rank, pod_id in enumerate(config.ids)
     )
-
-
-def _hardware(config: PodConfig) -> str:
-    """The class of pods that share a calibration. Pods with another configured speed form a class of their own."""
-    own = config.speed
-    return config.hardware if own is None else f"speed {own.c0_ms:g} {own.c1_ms_per_token:g} {own.c2_ms_per_token2:g}"
 
 
 def sets_between(known: Mapping[str, ListedPod], wanted: Sequence[ListedPod]) -> Iterator[list[ListedPod]]:

@@ -14,8 +14,7 @@ from typing import Any
 import grpc
 
 from router.addresses import join_address
-from router.config.listen_schema import ListenTls
-from router.config.schema import RouterConfig
+from router.config.schema import ListenTls, RouterConfig
 from router.errors import ConfigError
 from router.frontends.extproc.answering_exchange import AnsweringExchange
 from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms

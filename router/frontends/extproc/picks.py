@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from router.addresses import join_address, url_address, url_host
-from router.config.listen_schema import PickerListen
+from router.config.schema import PickerListen
 from router.decision import Candidate, Split
 from router.errors import ConnectFailed, NoReadyPod, Overloaded
 from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers

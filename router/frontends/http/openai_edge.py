@@ -20,8 +20,7 @@ from msgspec.structs import replace
 
 from router.admission.fair_bound import FairBound
 from router.admission.tenant import Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
