@@ -118,7 +118,7 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
     )
     program = Program(config, shipped("policies"), all_priors(None), front=picker_front(config.picker))
     async with program.run():
-        server = PickerServer(program.app, config, program.is_ready, lambda _name: 0)
+        server = PickerServer(program.edge, config, program.is_ready, lambda _name: 0)
         port = await server.open()
         fleet = program.fleet
         while sum(bool(one.pod.models) for one in fleet.snapshot.pods) < options.pods:  # noqa: ASYNC110, no event

@@ -87,7 +87,7 @@ async def _serve(config: RouterConfig, program: Program, admin: SocketServer) ->
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server = PickerServer(program.app, config, program.is_ready, program.pods.sources.priority)
+    server = PickerServer(program.edge, config, program.is_ready, program.pods.sources.priority)
     async with program.run():
         await admin.open()
         port = await server.open()

@@ -112,7 +112,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = uvicorn.Config(
-        program.app,
+        program.edge,
         loop="uvloop",
         http=EdgeProtocol,
         ws="none",

@@ -16,10 +16,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
-from router.admission.gate import AdmissionGate
 from router.admission.tenant import Tenant
 from router.config.schema import Edge, Limits
-from router.frontends.http.app import App
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.openai_edge import OpenAiEdge
@@ -155,10 +153,13 @@ async def chain(edge: Edge | None = None, *, reads_bodies: bool = False) -> Asyn
         reader_of_heads = (RequestReader if reads_bodies else UnreadBodies)(
             core.fleet, forwarding, limits.max_messages, frozenset()
         )
-        edge_to_pod = edge_of(core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads)
+        edge_to_pod = edge_of(
+            core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads, own=application
+        )
         edge_to_pod.own_bodies = True
-        app = App(edge_to_pod, application, AdmissionGate())
-        config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            edge_to_pod, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False
+        )
         config.load()
         state = ServerState()
         server = await loop.create_server(lambda: EdgeProtocol(config, state, {}), "127.0.0.1", 0)

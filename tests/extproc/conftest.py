@@ -224,7 +224,7 @@ def picker() -> Pick:
             priors = load_priors(shipped("config") / "models")
             program = Program(settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front)
             async with program.run():
-                server = PickerServer(program.app, settings, program.is_ready, program.pods.sources.priority)
+                server = PickerServer(program.edge, settings, program.is_ready, program.pods.sources.priority)
                 port = await server.open()
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                     addresses = [each.url.removeprefix("http://") for each in engines]

@@ -167,7 +167,7 @@ class Town:
     def left_behind(self) -> dict[str, float]:
         """Gauges that must be 0, and bodies in memory."""
         text = b"".join(pieces(self.program.metrics.registry)).decode()
-        return {**left_behind(text), "body bytes": float(self.program._edge.body_memory.bytes)}
+        return {**left_behind(text), "body bytes": float(self.program.edge.body_memory.bytes)}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         ends_s = time.monotonic() + DEADLINE_S

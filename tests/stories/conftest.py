@@ -299,7 +299,7 @@ async def listening(
 ) -> AsyncIterator[tuple[DrainingServer, str]]:
     """Run the router; yields its server and URL. `delay_s` and `drain_timeout_s` configure its shutdown."""
     config = uvicorn.Config(
-        program.app,
+        program.edge,
         host=host,
         port=0,
         log_level="critical",

@@ -25,6 +25,9 @@ Ready: TypeAlias = Callable[[], Awaitable[None]]
 UpstreamMessage: TypeAlias = bytes | tuple[bytes, bytes]
 """A whole request; a large body follows its head as a piece of its own."""
 
+LARGE_PIECE_BYTES = 32 * 1024
+"""Larger pieces of responses are read in turns, one each time the loop runs: it takes a millisecond to read the tokens
+in 256 KiB, and many pods may send as much at once."""
 READ_PAUSE_BYTES = 256 * 1024
 """Unread bytes of one response above which reading pauses; larger headers are an error, and larger trailers or
 extensions of a chunk."""
