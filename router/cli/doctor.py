@@ -47,7 +47,7 @@ from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import connect, redis_error_text
 from router.stores.redis_schema import VERSION, Keys
 from router.types import PodState, PodStatus
-from router.wiring.decision_records import build_tracing
+from router.wiring.core_parts import build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0

@@ -58,12 +58,14 @@ from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
+    DecisionRecords,
+    build_tracing,
     continuation_rules,
     core_settings,
     observers,
     request_log,
+    usage_writer,
 )
-from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.http_front import build_forwarder, build_steps
 
