@@ -1,7 +1,6 @@
 """What is known of a model before requests: settings by name or pattern, cost priors, and links that KV moves over.
 
-Priors are `config/models/*.yaml`, and `config/hardware/gpus.yaml` for models without one; links are
-`config/hardware/links.yaml`. Calibration replaces the speeds of both at run time.
+Priors are `config/models/*.yaml`, links `config/hardware/links.yaml`. Calibration replaces the speeds of both.
 """
 
 from __future__ import annotations
@@ -146,21 +145,6 @@ class ModelPrior(Strict):
     hardware: dict[str, SpeedPrior]
 
 
-class GpuPrior(Strict):
-    """The throughput of one GPU in prefill, for models without a fitted row."""
-
-    c0_ms: NonNegativeFloat
-    prefill_tflops: PositiveFloat
-    attention_tflops: PositiveFloat
-    source: str
-
-
-class GpuPriors(Strict):
-    """`config/hardware/gpus.yaml`."""
-
-    gpus: dict[str, GpuPrior]
-
-
 def load_priors(folder: Path) -> dict[str, ModelPrior]:
     """All model priors by name. Raises `ConfigError`, also if a file is not named after its model."""
     priors = {}
@@ -178,11 +162,6 @@ def all_priors(own_folder: str | None) -> dict[str, ModelPrior]:
     if own and not own.is_dir():
         raise ConfigError(f"priors: {own} is not a folder")
     return load_priors(shipped("config") / "models") | (load_priors(own) if own else {})
-
-
-def load_gpus() -> dict[str, GpuPrior]:
-    """The shipped GPU priors by name. Raises `ConfigError`."""
-    return load(shipped("config") / "hardware" / "gpus.yaml", GpuPriors).gpus
 
 
 def prior_speed(priors: Mapping[str, ModelPrior], cost: CostPrior, hardware: str = "") -> PodSpeed:

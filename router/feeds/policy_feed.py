@@ -23,8 +23,8 @@ from router.feeds.supervise import pause
 from router.fleet.fleet import Fleet
 from router.observe.changes import Changes
 from router.observe.declared import of_decisions
+from router.observe.ended import RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.pickers import RingBoundedLoad
 from router.policy.policy_set import PolicySet
@@ -177,7 +177,8 @@ SLICE_S, PAUSE_S = 0.0005, 0.002
 async def review_change(recent: RecentDecisions, old: PolicySet, new: PolicySet) -> Review | None:
     """The last decisions that differ under the new set; None without decisions."""
     last = recent.latest(REVIEWED)
-    return await asyncio.to_thread(review, _decided(last, old, new), new.version) if last else None
+    decisions = [decision for decision, _ in last]
+    return await asyncio.to_thread(review, _decided(decisions, old, new), new.version) if last else None
 
 
 def _decided(

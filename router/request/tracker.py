@@ -24,7 +24,7 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError, UsageRefused
 from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
-from router.observe.receipts import Failure
+from router.observe.ended import Failure
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import BUSY_STATUS, DOUBTFUL_STATUS, MAX_FAILED_ATTEMPTS, RETRY_STATUSES, Retry, retry_rule
 from router.request.attempt_rules import AttemptRules

@@ -18,11 +18,10 @@ from router.observe.declared import of_process
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import ReceiptLog, ReceiptWriter
+from router.observe.receipts import ReceiptLog, ReceiptWriter, UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
 from router.observe.tracing import Tracing, trace_ended
-from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup

@@ -44,9 +44,9 @@ from router.frontends.prompt_readers import FleetLookups
 from router.frontends.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
+from router.observe.ended import RecordedDecision
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
-from router.observe.receipts import RecordedDecision
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
@@ -126,7 +126,7 @@ class Program:
         self._shared_quotas = self.pods.cluster.quotas if self.pods.cluster and config.tenants else None
         self.quotas = Quotas(self._shared_quotas.sharing if self._shared_quotas else None)
         self._usage = usage_writer(config.usage, self.metrics)
-        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
+        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of, config.index.no_events_capacity_tokens)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         responses, exchange = self.pods.responses, self._shared_quotas.next_exchange if self._shared_quotas else None

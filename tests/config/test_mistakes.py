@@ -66,7 +66,7 @@ def test_no_message_about_a_value_is_a_librarys(
 
 def test_the_models_are_found() -> None:
     """So that the test above tests something."""
-    assert len(CASES) >= 50
+    assert len(CASES) >= 45
 
 
 @pytest.mark.parametrize(

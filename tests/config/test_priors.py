@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from loadtest.priors.architecture import kv_size, prefill_work
-from loadtest.priors.estimate import estimated_row
+from loadtest.priors.estimate import estimated_row, load_gpus
 from router.config.load import shipped
 from router.config.models import (
     PodPriors,
     SpeedPrior,
     all_priors,
-    load_gpus,
     load_priors,
     prior_speed,
 )

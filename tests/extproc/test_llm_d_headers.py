@@ -62,7 +62,7 @@ async def test_a_client_of_a_tenant_keeps_the_band_of_its_tenant(picker: Pick, t
 async def test_a_fairness_id_is_the_tenant_where_none_is_configured(picker: Pick, header: str) -> None:
     async with picker() as picking:
         await picking.stream().ask(headers={header: "team-a"})
-        [recorded] = picking.program.records.recent.latest(1)
+        [(recorded, _)] = picking.program.records.recent.latest(1)
         assert recorded.scene.tenant == "team-a"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from router.config.schema import Limits
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
-from router.observe.receipts import RecordedDecision
+from router.observe.ended import RecordedDecision
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix

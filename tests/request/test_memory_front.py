@@ -46,7 +46,7 @@ class Rig:
 
     def ended(self) -> list[tuple[str, int]]:
         """(result, tries) of the requests that ended."""
-        return [(one.outcome.result, one.tries) for one in self.known.ended]
+        return [(one.result, one.tries) for one in self.known.ended]
 
 
 def test_a_stream_passes_byte_for_byte() -> None:

@@ -190,7 +190,7 @@ async def test_memory_is_flat_for_names_at_their_limit(router: Router) -> None:
     before_bytes = kept_bytes()
     await send_all(FILLED)
     assert kept_bytes() - before_bytes < FILLED * MAX_NAME_CHARACTERS / 4
-    assert router.program.records.recent.latest(1)[0].scene.session.startswith(str(2 * FILLED - 1))
+    assert router.program.records.recent.latest(1)[0][0].scene.session.startswith(str(2 * FILLED - 1))
 
 
 async def test_prompt_caches_stay_below_their_limit_which_their_gauge_shows(router: Router) -> None:
