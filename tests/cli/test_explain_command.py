@@ -94,7 +94,7 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "failed: 10.0.0.3:8000: connect_failed: refused" in text
     assert "p, cached tokens" in text and "prefill = F + c1 (n - p + e)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
-    shorter = "\n".join(printed(explained(made)))
+    shorter = "\n".join(printed(explained(made, ended)))
     assert "p, cached tokens" not in shorter and "prefill = F" not in shorter and "actual 790" in shorter
 
 
