@@ -13,7 +13,7 @@ ROUTER = Path(__file__).parents[2] / "router"
 MAX_FUNCTION_LINES = 60
 MAX_LINES = 50_098
 MAX_MODULE_LINES = 700
-MAX_WIRING_LINES = 1_207
+MAX_WIRING_LINES = 1_203
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
