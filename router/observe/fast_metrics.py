@@ -97,23 +97,24 @@ class Labelled(Collector, Generic[_Child]):
 
     def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
         self.declared = declared
-        self._children = _Children(make)
+        self.children = _Children(make)
+        """By label values; made when they are first looked up."""
         if not declared.labels:
             self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> _Child:
-        return self._children[values]
+        return self.children[values]
 
     def items(self) -> Iterable[tuple[Labels, _Child]]:
-        return self._children.items()
+        return self.children.items()
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
-        for values in [values for values in self._children if matches(values)]:
-            del self._children[values]
+        for values in [values for values in self.children if matches(values)]:
+            del self.children[values]
 
     def series(self) -> dict[Labels, Numbers]:
-        return {labels: child.numbers() for labels, child in self._children.items()}
+        return {labels: child.numbers() for labels, child in self.children.items()}
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
         """These series as `prometheus_client` exposes them."""
@@ -134,9 +135,9 @@ class _Numbers(Labelled[Count]):
 
     def replace(self, values: Mapping[_LabelsT, float]) -> None:
         """Use these numbers, also above `MAX_SERIES`; earlier ones are gone."""
-        self._children.clear()
+        self.children.clear()
         for labels, value in values.items():
-            child = self._children[labels] = Count()
+            child = self.children[labels] = Count()
             child.set(value)
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
@@ -189,7 +190,7 @@ class Histogram(Labelled[Buckets]):
         family = HistogramMetricFamily(self.declared.name, self.declared.help, labels=self.declared.labels)
         for labels, (*counts, total) in series:
             buckets: list[Any] = list(zip(self._bounds, accumulate(counts), strict=True))
-            child = self._children.get(labels)
+            child = self.children.get(labels)
             for at, exemplar in (child.exemplars or {}).items() if child else ():
                 buckets[at] = (*buckets[at], exemplar)
             family.add_metric(labels, buckets, total)

@@ -84,5 +84,5 @@ def test_the_number_of_series_is_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     counter = ours.Counter(theirs.CollectorRegistry(), declared.counter("sent", "Sent.", "pod result"))
     for pod in "abcdef":
         counter.labels(pod, "ok").inc()
-    values = {values: child.value for values, child in counter._children.items()}
+    values = {values: child.value for values, child in counter.children.items()}
     assert values == {("a", "ok"): 1, ("b", "ok"): 1, ("c", "ok"): 1, (ours.OTHER, ours.OTHER): 3}
