@@ -12,8 +12,7 @@ from operator import itemgetter
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
 from router.observe.ended import Ended, UsedTokens
-from router.observe.exposition import Registry
-from router.observe.fast_metrics import MAX_SERIES, OTHER, Count, CountsByLast, Labels
+from router.observe.fast_metrics import MAX_SERIES, OTHER, Count, CountsByLast, Labels, Registry
 from router.policy.recording import RecordedScene
 from router.types import BlockHash, BlocksByTier, Tier
 

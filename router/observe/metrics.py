@@ -18,10 +18,8 @@ from router.fleet.scaling import PoolSignals
 from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
-from router.observe.declared.declaration import Declaration, MetricT
 from router.observe.ended import CLIENT_GONE, Ended
-from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
-from router.observe.fast_metrics import Labels
+from router.observe.fast_metrics import PLAIN, Declaration, Labels, MetricT, Registry, TextFormat, pieces
 from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
 from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust, PromptPrefix

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.observe.class_metrics import TokenMetrics
 from router.observe.ended import Ended
-from router.observe.exposition import Registry
+from router.observe.fast_metrics import Registry
 from router.policy.recording import record
 from router.types import BlocksByTier, PodId, PrefixMatch
 from tests.policy.scenes import BLOCK, held_by_tier, pod, prompt, scene

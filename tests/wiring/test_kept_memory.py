@@ -25,7 +25,7 @@ from router.fleet.fleet import PodEvent
 from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.openai_edge import checked_id
 from router.observe.class_metrics import COUNTED_TENANTS
-from router.observe.exposition import PLAIN
+from router.observe.fast_metrics import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
 from router.request.inbound import first_values

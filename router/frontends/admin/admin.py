@@ -46,7 +46,7 @@ from router.frontends.http.app import bare_app, probe_response
 from router.guards import Bound, OutOfBounds
 from router.observe.changes import Change
 from router.observe.ended import RecordedDecision
-from router.observe.exposition import TextFormat, accepted_format
+from router.observe.fast_metrics import TextFormat, accepted_format
 from router.observe.receipts import explained
 from router.observe.recent_decisions import Kept
 from router.request.inbound import HeaderList, first_values
