@@ -3,7 +3,7 @@
 GET    /livez                       the process is alive; for everyone
 GET    /readyz                      whether the router is ready; for callers with a token, with pods and policies
 GET    /metrics                     for Prometheus; OpenMetrics, with exemplars, if `accept` names it
-GET    /ui                          the operators' page; /ui/events is its data (`page_snapshot.py`)
+GET    /ui                          the operators' page; /ui/events is its data
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
