@@ -111,11 +111,9 @@ class RequestDecisions:
             fleet = within(fleet, allowed)
             if not any(status.pod.serves(model) for status in fleet.pods):
                 raise NoReadyPod("None of the pods that the gateway allows serves the model.")
-        turn, evicted = self._turns[model] + 1, state.store.evicted
+        turn = self._turns[model] + 1
         if counted:
             self._turns[model] = turn
-            if prompt:
-                evicted.requested(request.model, prompt, match.blocks, now_s)
         return Scene(
             request=request,
             prompt=prompt,
@@ -128,7 +126,6 @@ class RequestDecisions:
             shared_blocks=self._shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
             congestion=ledger.congestion(fleet, model, now_s),
             pictures=state.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
-            learnt_reuse=evicted.reuse_of(request.model),
             expected_output_tokens=state.output_lengths.expected_tokens(request, request.tenant),
         )
 

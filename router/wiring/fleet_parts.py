@@ -20,7 +20,6 @@ from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.load_feed import LoadFeed
 from router.feeds.matching_log import MatchingLog
-from router.feeds.picture_learner import PictureLearner
 from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
@@ -131,7 +130,7 @@ class FleetParts:
         }
         if config.self_test:
             timing, prompts = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts
-            reader = ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures)
+            reader = ProbeReader(prompts.of_probe, prompts.advice)
             parity = ParityFeed(self.fleet, self.store, self._pools.post, reader, self.publishes_events, timing)
             feeds["self-test"] = parity.run
             hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
@@ -139,8 +138,6 @@ class FleetParts:
             if self._words_of is not None:
                 continuation = ContinuationTestFeed(self.fleet, self._pools.post, self._words_of, timing)
                 feeds["continuation test"] = continuation.run
-            learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)
-            feeds["pictures"] = learner.run
         return feeds
 
     async def close(self) -> None:

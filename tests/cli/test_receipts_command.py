@@ -147,6 +147,13 @@ def test_beyond_the_most_rows_the_oldest_hours_are_added_up(typed: Typed, tmp_pa
     assert f"more than {MAX_ROWS} rows by hour" in ended.err
 
 
+def test_a_file_without_summary_says_what_to_run(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    path.touch()
+    ended = typed("receipts", path)
+    assert ended.code == 2 and "warmroute receipts summary" in ended.err
+
+
 def test_a_line_that_is_no_receipt_is_named(typed: Typed, tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", [*lines([made(0)]), b"{"])
     ended = typed("receipts", "summary", path)

@@ -150,7 +150,7 @@ async def test_every_request_hits_what_a_router_expects_that_reads_redis(
     expected, late = world.hits(local), world.router()
     for store in (router, late):
         await world.expects(store, world.sent, expected)
-        assert store.hits(POD) == local.hits(POD)
+        assert store.cache_of(POD).hits == local.cache_of(POD).hits
     epoch = published(late).epoch
     world.publish()
     await until(lambda: published(late).epoch > epoch and not published(late).reloading)
@@ -200,10 +200,10 @@ async def test_what_a_test_shows_of_a_pod_counts_where_only_a_publisher_reads_it
 
     publish(served(pod, world.sent[0].prompt, [1])[1])
     rule = hits.partition(",")[0]
-    await until(lambda: router.announced_rule(POD) and router.hits(POD) == f"{rule}, by events")
+    await until(lambda: router.cache_of(POD).announced_rule and router.cache_of(POD).hits == f"{rule}, by events")
     feed = HitTestFeed(fleet, router, post, lambda _: True, SelfTestTiming())
     assert await feed.test(fleet.snapshot.pods[0].pod)
-    assert router.hits(POD) == hits
+    assert router.cache_of(POD).hits == hits
     for sent, step in zip(world.sent[1:], session["steps"][1:], strict=True):
         cached, events = served(pod, sent.prompt, step["output"], sent.salt)
         await world.expects(router, [sent], [cached])

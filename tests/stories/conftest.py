@@ -114,7 +114,7 @@ class Deployment:
         """Whether a hit test will follow: the pod publishes events, and only they say what hits."""
         pods = self.program.pods
         is_tested = self.program._config.probes.self_test and pods.publishes_events(pod)
-        return is_tested and pods.store.hits(pod).endswith("by events")
+        return is_tested and pods.store.cache_of(pod).hits.endswith("by events")
 
 
 Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]

@@ -29,7 +29,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from router.config.startup_files import StaleFile
+from router.config.watched_file import StaleFile
 from router.errors import Saturated, shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
@@ -138,7 +138,6 @@ class PageSource:
                 "prefixes": await self._hot_prefixes(),
                 "changes": self.changes.latest(MAX_CHANGES),
                 "hour": list(self.hour),
-                "evicted_reuse": {_short(model): value for model, value in self.gauges.store.evicted.reuse().items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
                 "placed_error": max((abs(one) for _, (one,) in metrics[of_decisions.PLACED_ERROR.name]), default=None),

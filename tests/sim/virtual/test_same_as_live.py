@@ -194,7 +194,7 @@ def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Re
         fleet=live,
         ledger=Ledger(),
         breaker=Breaker(live),
-        store=HashStore(pods[0].base_model),
+        store=HashStore(),
         calibrator=Calibrator(Calibration(), metrics, of.believed_links),
     )
     config = RouterConfig(admission=AdmissionConfig(), models=(ModelConfig(name=pods[0].base_model, slo=SLO),))
