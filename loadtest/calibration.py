@@ -36,7 +36,7 @@ from loadtest.traffic.chat_workload import sessions
 from loadtest.traffic.load_driver import drive
 from router.cli.receipt_files import receipts_of
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.observe.receipts import Receipt
 

@@ -49,8 +49,6 @@ from router.policy.recording import FleetLine
 from router.types import Pod, PodSpeed, PodState
 
 BASELINES = ("round_robin", "least_load")
-PRIOR_CAPACITY_TOKENS = Knowledge().no_events_capacity_tokens
-"""It is assumed of pods that report none."""
 MAX_JITTER_S = 1.0
 MIN_REQUESTS = 200
 MAX_DIFFERENCE = 0.03
@@ -157,7 +155,12 @@ def _fleet(pods: Sequence[Pod], served: Sequence[Receipt]) -> FleetSpec:
     """The recorded pods. What the engines take beyond the expected time, as the median, delays every first token."""
     late_ms = [one.ttft_ms - one.predicted_ms for one in served if one.ttft_ms and one.predicted_ms is not None]
     groups = tuple(
-        PodsSpec(count=1, hardware=pod.id, kv_tokens=pod.capacity_tokens or PRIOR_CAPACITY_TOKENS, role=pod.role)
+        PodsSpec(
+            count=1,
+            hardware=pod.id,
+            kv_tokens=pod.capacity_tokens or Knowledge().no_events_capacity_tokens,
+            role=pod.role,
+        )
         for pod in pods
     )
     return FleetSpec(

@@ -21,8 +21,8 @@ from loadtest.simulator.traffic import (
 from router.admission.tenant import Slo
 from router.cli.receipt_files import LineT
 from router.config.load import load, shipped, validate_options
+from router.config.models import load_priors, prior_speed
 from router.config.policy_files import load_policies
-from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior, ModelConfig, RouterConfig
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from router.errors import ConfigError
-from router.fleet.drains import MAX_AT_S
+from router.guards import MAX_AT_S
 from router.observe.changes import Change
 from router.observe.receipts import Line, Receipt
 from router.policy.recording import FleetLine, RecordedScene, SceneLine

@@ -40,8 +40,6 @@ MAX_PENDING = 16_384
 MAX_SAMPLE = 1024
 MAX_FOLLOWED_PER_S = 32
 """If more come, a sample is followed."""
-PRIOR_CAPACITY_TOKENS = 400_000
-"""It is assumed of pods that report none, as `index.no_events_capacity_tokens`."""
 UNUSED_REQUESTS = 10_000
 """A shadow cache that was not used for as many is that of a pod that is gone."""
 FOLLOW_S, SLICE_ENTRIES = 0.5, 1024
@@ -135,12 +133,14 @@ class Watch:
 
 
 class ShadowCaches:
-    """Follows the traffic. `gpus` returns the number of GPUs of a pod."""
+    """Follows the traffic. `gpus` returns the number of GPUs of a pod; `capacity_tokens` is assumed of pods that report
+    none."""
 
     def __init__(
         self,
         metrics: Metrics,
         gpus: Callable[[Pod], int],
+        capacity_tokens: int,
         max_entries: int = MAX_ENTRIES,
         max_followed_per_s: float = MAX_FOLLOWED_PER_S,
     ) -> None:
@@ -150,6 +150,7 @@ class ShadowCaches:
         self.watches: defaultdict[str, Watch] = defaultdict(Watch)
         self._metrics = metrics
         self._gpus = gpus
+        self._capacity_tokens = capacity_tokens
         self._pending: list[tuple[RecordedDecision, Ended | None, Sequence[BlockHash]]] = []
         self._caches: dict[tuple[str, PodId], ShadowCache] = {}
         self._placed: dict[str, tuple[Pod, Pod, int]] = {}
@@ -241,7 +242,7 @@ class ShadowCaches:
 
         for placement, pod in ((CHOSEN, chosen), (ROUND_ROBIN, in_turn), (LEAST_LOAD, least)):
             cache = self._cache(placement, pod)
-            capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (block * self.sample)
+            capacity = (pod.capacity_tokens or self._capacity_tokens) / (block * self.sample)
             held = cache.serve(prompt, shared, capacity, self.sample)
             if held:  # what follows the end of another prompt repeats its answer
                 held = max(held, self._answers.get(blocks[held - 1], 0))

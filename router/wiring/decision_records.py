@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from router.config.log_schema import Receipts, TracingConfig, UsageFile
+from router.config.schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
 from router.observe.changes import Changes
 from router.observe.declared import of_process

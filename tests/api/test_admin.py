@@ -16,6 +16,7 @@ from loadtest.commands.child_processes import JSON_CALL
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder, load_policies
+from router.config.schema import Limits
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
@@ -23,12 +24,11 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import SnapshotStream
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
 from router.observe.changes import Changes
 from router.observe.declared import of_process
@@ -72,7 +72,7 @@ class Router:
         store = Published()
         streams = KvStreams(self.fleet, store, self.metrics.kv)
         calibrator = Calibrator(Calibration(), self.metrics, Links())
-        scaling = ScalingView(self.fleet, Ledger(), ScalingTargets(), 0.0)
+        scaling = ScalingView(self.fleet, Ledger(), Scaling(), 12.0, 0.0)
         page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, scaling, self._observe_cluster)
         self.is_stopping = False
         self.changes = Changes()
@@ -87,7 +87,7 @@ class Router:
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),
-            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of),
+            LoraAdapters(self.fleet, UpstreamPools(Limits()).of),
         )
         self.app = admin_app(routes)
 

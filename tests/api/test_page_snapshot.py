@@ -17,7 +17,7 @@ from router.feeds.pod_problems import log_changes
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.page_snapshot import (
     MAX_CHANGES,
     MAX_CHARACTERS,
@@ -54,7 +54,7 @@ class Page:
     def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
         self.fleet, self.metrics, self.recent = Fleet(), Metrics(), RecentDecisions()
-        self.shadows = ShadowCaches(self.metrics, lambda _: 8)
+        self.shadows = ShadowCaches(self.metrics, lambda _: 8, 400_000)
         self.recent.on_decided = self.shadows.decided
         self.changes = Changes()
         self.fleet.listen(log_changes(self.fleet, self.changes))
@@ -68,7 +68,7 @@ class Page:
             ledger,
             store,
             Calibrator(Calibration(), self.metrics, Links()),
-            ScalingView(self.fleet, ledger, ScalingTargets(), 0.0),
+            ScalingView(self.fleet, ledger, Scaling(), 12.0, 0.0),
             in_flight_tokens=self.recent.in_flight_tokens,
         )
         self.source = PageSource(

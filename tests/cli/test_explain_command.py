@@ -94,7 +94,7 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "failed: 10.0.0.3:8000: connect_failed: refused" in text
     assert "p, cached tokens" in text and "prefill = F + c1 (n - p + e)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
-    shorter = "\n".join(printed(explained(made)))
+    shorter = "\n".join(printed(explained(made, ended)))
     assert "p, cached tokens" not in shorter and "prefill = F" not in shorter and "actual 790" in shorter
 
 
@@ -105,7 +105,7 @@ def test_the_first_token_of_a_response_that_is_not_streamed_is_unknown() -> None
         "r", 0.0, "m", "chat", "ok", decision=made, cached_tokens=0, e2e_ms=99.9,
         served=made.candidates[0],
     )  # fmt: skip
-    assert "actual unknown (known for streams only)" in "\n".join(printed(explained(made, ended)))
+    assert "actual unknown (known for streams only)" in "\n".join(printed(explained(made, ended), formulas=True))
 
 
 def test_long_names_are_printed_in_full_within_80_columns() -> None:
@@ -190,8 +190,9 @@ def test_a_file_explains_as_the_running_router_does() -> None:
     here = made(5, 10.0)
     receipt, scene = next(recorded(map(decoded, lines([here]))))
     assert here.decision is not None
-    told, later = explained(here.decision, here), explained_later(receipt, scene, BY)
-    assert printed(later, formulas=True) == printed(told, formulas=True)
+    assert printed(explained_later(receipt, scene, BY), formulas=True) == printed(
+        explained(here.decision, here), formulas=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quota
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
-from router.config.schema import AdmissionConfig
 from router.endpoints import Endpoint
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import PodEvent

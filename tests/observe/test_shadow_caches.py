@@ -35,7 +35,7 @@ class Traffic:
     def __init__(self, capacity_tokens: int = 100_000, **limits: Any) -> None:
         self.metrics = Metrics()
         self.shadows = ShadowCaches(
-            self.metrics, lambda one: 4 if one.id == "b" else 1, **{"max_followed_per_s": inf} | limits
+            self.metrics, lambda one: 4 if one.id == "b" else 1, 400_000, **{"max_followed_per_s": inf} | limits
         )
         self.recent = RecentDecisions(size=1, on_decided=self.shadows.decided)
         self.pods = {

@@ -9,14 +9,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quotas
 from router.admission.tenant import Slo
-from router.config.edge_schema import Edge
 from router.config.index_schema import Index
-from router.config.log_schema import UsageFile
-from router.config.model_names import slo_lookup
+from router.config.models import slo_lookup
 from router.config.policy_files import load_classes
-from router.config.schema import AdmissionConfig, Limits, ModelConfig, RouterConfig
+from router.config.schema import Edge, Limits, ModelConfig, RouterConfig, UsageFile
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
@@ -122,7 +121,7 @@ class CoreOfPods:
         if records_all:
             writer = ReceiptWriter(self.receipt_lines.append)
             usage = UsageWriter("process", self.usage_lines.append)
-            self.shadows = ShadowCaches(self.metrics, lambda _pod: 2)
+            self.shadows = ShadowCaches(self.metrics, lambda _pod: 2, 400_000)
         self.recent = RecentDecisions(writer=writer)
         self.state = FleetState(
             fleet=self.fleet,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quota
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
-from router.config.schema import AdmissionConfig
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.request.clock import Clock

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
-from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
@@ -88,7 +88,7 @@ async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path
         assert (await send(deployment, model="none")).status_code == 404
         assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
         assert (await send(deployment)).status_code == 429
-        in_flight = deployment.program._edge.in_flight
+        in_flight = deployment.program.edge.in_flight
         in_flight.add("", 1.0, 2 * in_flight.limit)
         assert (await send(deployment)).status_code == 503
         in_flight.give_back("", 2 * in_flight.limit)

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.admission.keys import Tenants
 from router.config.watched_file import WatchedFile
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet

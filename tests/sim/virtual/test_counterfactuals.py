@@ -87,7 +87,7 @@ def test_other_placements_have_the_caches_that_they_really_would_have(name: str,
     often."""
     per_s, kv_tokens, kinds = KINDS[name]
     asked, metrics = traffic(per_s, kinds), Metrics()
-    shadows = ShadowCaches(metrics, lambda _: 1, max_followed_per_s=inf)
+    shadows = ShadowCaches(metrics, lambda _: 1, 400_000, max_followed_per_s=inf)
     recent = RecentDecisions(size=1, on_decided=shadows.decided)
 
     due_s = 0.0

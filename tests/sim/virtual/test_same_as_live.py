@@ -20,11 +20,12 @@ from loadtest.simulator.router_view import HashStore, RouterSettings, RouterView
 from loadtest.simulator.scenario import Conditions, SimulatedFleet
 from loadtest.simulator.virtual_clock import VirtualClock
 from loadtest.simulator.world import World
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
 from router.config.load import shipped
-from router.config.model_names import slo_lookup
+from router.config.models import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.schema import AdmissionConfig, ModelConfig, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
 from router.decision import RouteDecision, Split
 from router.errors import RouterError
 from router.fleet.breaker import Breaker
