@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import pytest
 
-from loadtest.learnt_reuse import Found, UnlimitedGhosts, row
+from loadtest.studies.learnt_reuse import Found, UnlimitedGhosts, row
 from router.types import BlockChange, Tier
 
 CAPACITY = 1000
