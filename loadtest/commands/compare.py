@@ -54,7 +54,7 @@ PRIOR_CAPACITY_TOKENS = Knowledge().no_events_capacity_tokens
 MAX_JITTER_S = 1.0
 MIN_REQUESTS = 200
 MAX_DIFFERENCE = 0.03
-"""Of the cached shares that were recorded and simulated; with more of it, or fewer requests, no row is trusted."""
+"""Largest difference of the recorded cached share from the simulated one at which rows are trusted."""
 COLUMNS: Mapping[str, Measure] = {
     "mean ms": lambda of: of.ttft_mean_ms,
     "p50 ms": lambda of: of.ttft_p50_ms,
