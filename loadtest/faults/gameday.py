@@ -1,6 +1,6 @@
 """Runs seven incidents and measures what shows them: the page, the alerts, or only clients that wait.
 
-    python -m loadtest.faults.gameday [--only slow-pod] [--out FILE.json] [--markdown FILE.md] [--screenshots FOLDER]
+    python -m loadtest.faults.gameday [--only slow-pod] [--out gameday.json] [--screenshots FOLDER]
 
 Mock engines, a router and a real Prometheus run as processes of their own for each incident; requests go over sockets
 from an open-loop client. First the fleet is warm and all is well, then the incident begins. Measured from its begin:

@@ -148,7 +148,7 @@ GROUPS: Mapping[str, tuple[Case, ...]] = {
 
 
 def policies_of(folder: Path) -> dict[str, Policy]:
-    """The shipped policies, the peers, those of `policies` beside this, and the constants, written into `folder`."""
+    """The shipped policies, the peers, those of the folder `policies`, and the constants, written into `folder`."""
     for value in CONSTANTS:
         name = _constant_name(OURS, value)
         (folder / f"{name}.yaml").write_text(CONSTANT.format(base=OURS, name=name, value=value))
