@@ -97,10 +97,6 @@ class QuotaCharges:
             output_tokens = max(output_tokens, hold.output_tokens)
         self.quotas.end(hold, prompt_tokens, output_tokens, self.clock.now_s())
 
-    def settle(self, hold: Hold, output_tokens: int) -> None:
-        """End a hold with this output, and with the expected prompt."""
-        self.quotas.end(hold, None, output_tokens, self.clock.now_s())
-
     def _refusal(self, tenant: Tenant, endpoint: Endpoint, short: Short) -> QuotaExceeded:
         self.on_refusal(tenant.name, short.dimension.name.lower())
         headers = []

@@ -92,7 +92,7 @@ class Requests:
         if self.charges is not None and context.tenant.quotas:
             yield from self.charges.begin(context)
         is_counted = self.counts_tokens or (context.hold is not None and context.hold.applied.output)
-        if is_counted and (context.request.stream or context.fetched):
+        if is_counted and context.request.stream:
             context.reader = TokenCountingReader(context.reader.format)
 
     def tracker(self, context: RequestContext) -> Tracker:

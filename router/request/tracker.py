@@ -374,8 +374,7 @@ class Tracker:
         """Record which pod has the response, before the client receives its id."""
         request, owner = self.context.request, self.context.tenant.name
         model = request.adapter or request.model
-        stored_id, in_background = self.context.reader.response_id, self.context.is_in_background
-        self._state.stored.learn(StoredResponse(stored_id, self._pod, model, now_s, owner, in_background), now_s)
+        self._state.stored.learn(StoredResponse(self.context.reader.response_id, self._pod, model, now_s, owner), now_s)
 
     def _record_failure(self, candidate: Candidate, error: UpstreamError, now_s: float) -> None:
         """Count the failure, also for the breaker of the pod that caused it, if any. Where the request may be the

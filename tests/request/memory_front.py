@@ -149,7 +149,7 @@ class MemoryFront:
         inbound, phases = Inbound(id=request_id, target=path.encode(), **given), Phases(self._core.clock.now_s())
         exchange.context = RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=tenant)
         if stored is not None:
-            exchange.context.concerns(stored)
+            exchange.context.stored_pod = stored.pod
         endings.begin()
         self._prepare(exchange, steps := self._core.requests.prepare(exchange.context), steps.send, None)
         return exchange

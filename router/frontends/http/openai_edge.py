@@ -148,7 +148,7 @@ class OpenAiEdge(HttpEdge):
             stored = await self._stored(received, request_id, trace)
             context = self.admit(received, request_id, read, trace, stored.model if stored else "")
             if stored is not None:
-                context.concerns(stored)
+                context.stored_pod = stored.pod
             if received.arriving is not None:
                 self._endings.has_arrived(received.arriving)
             if len(received.body) > READ_ALONE_BYTES:
