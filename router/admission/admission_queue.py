@@ -8,7 +8,7 @@ the time, and asks again when `next_s` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, count, islice
@@ -122,14 +122,6 @@ class QueueCandidate(msgspec.Struct, frozen=True, gc=False):
     room_ms: float = 0.0
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A new request. It has to get its first token in `ttft_limit_ms`."""
-
-    tenant: Tenant
-    ttft_limit_ms: float
-    body_bytes: int = 0
-
-
 class Reason(StrEnum):
     FLEET = "fleet"
     """All pods are busy."""
@@ -178,12 +170,15 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._order)
 
+    def __iter__(self) -> Iterator[Waiting]:
+        return self._order.in_order()
+
     @property
     def _longest_wait_ms(self) -> float:
         """After it, a request is refused that was predicted to wait no longer than the limit."""
         return 2 * self._limits.max_wait_ms
 
-    def send_at_once(self, request: Offer, candidate: QueueCandidate, now_s: float, pods: int = 1) -> bool:
+    def send_at_once(self, request: Waiting, candidate: QueueCandidate, now_s: float, pods: int = 1) -> bool:
         """Whether a new request goes to its best candidate now: it is in time, and either nobody waits and the pod is
         open, or its tenant has not used its share: then those who use more wait for it. Counts it as sent if so."""
         if candidate.ttft_ms > request.ttft_limit_ms:
@@ -200,8 +195,8 @@ class AdmissionQueue:
         return True
 
     def offer(
-        self, request: Offer, candidates: Sequence[QueueCandidate], now_s: float, pods: int = 0
-    ) -> Waiting | Refusal:
+        self, request: Waiting, candidates: Sequence[QueueCandidate], now_s: float, pods: int = 0
+    ) -> Refusal | None:
         """Queue a new request, or refuse it because it would be late or the queue is full. `candidates`, at least one,
         are of any number of its model's `pods`. A pod may be open at once."""
         late_ms = self._late_ms(request, candidates, now_s, pods, own=True)
@@ -211,10 +206,11 @@ class AdmissionQueue:
             return Refusal(reason, late_ms / 1000)
         best = self._choose(candidates, now_s, self._limits.max_wait_ms)
         spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
-        one = Waiting(next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes)
-        self._order.add(one)
-        self.held_bytes += one.body_bytes
-        return one
+        request.number, request.start_by_s = next(self._numbers), now_s + spare_ms / 1000
+        request.prefill_ms = best.prefill_ms
+        self._order.add(request)
+        self.held_bytes += request.body_bytes
+        return None
 
     def overflow(self) -> Waiting | None:
         """Take out the request that the queue is too full for: the last of the tenant with the most prefill for its
@@ -237,13 +233,14 @@ class AdmissionQueue:
         return one
 
     def leave(self, one: Waiting) -> None:
-        """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
-        self._order.remove(one)
-        self.held_bytes -= one.body_bytes
+        """Take out a request whose client is gone, or that is refused. Idempotent."""
+        if one.is_queued:
+            self._order.remove(one)
+            self.held_bytes -= one.body_bytes
 
     def first(self) -> list[Waiting]:
         """The requests to try to send, in order."""
-        return list(islice(self._order.in_order(), LOOKS))
+        return list(islice(self, LOOKS))
 
     def try_send(self, one: Waiting, candidates: Sequence[QueueCandidate], now_s: float) -> QueueCandidate | Closed:
         """The best of at least one candidate of a waiting request, if it is open: the request does not wait any more.
@@ -296,7 +293,7 @@ class AdmissionQueue:
         return min(in_time, key=lambda one: one.cost_ms + max(self._wait_ms(one, now_s) - one.queue_ms, 0.0))
 
     def _late_ms(
-        self, request: Offer, candidates: Sequence[QueueCandidate], now_s: float, pods: int, *, own: bool
+        self, request: Waiting, candidates: Sequence[QueueCandidate], now_s: float, pods: int, *, own: bool
     ) -> float:
         """How much later than allowed the first token would come, with the error of predictions."""
         limits = self._limits

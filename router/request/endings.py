@@ -24,9 +24,8 @@ from router.observe.counters import Counters
 from router.observe.ended import EndedRequest, EndingSink, UsedTokens
 from router.observe.receipts import CLIENT_GONE, Outcome
 from router.policy.decide import expected_ttft_ms
-from router.request.clock import Clock
 from router.request.context import RequestContext, counted_prompt_tokens, outcome_of, ttft_of_one_pod
-from router.request.fleet_state import FleetState
+from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -57,10 +56,6 @@ class Endings:
         """A request that was received is served now, or refused. Idempotent."""
         if arriving is not None and self.charges is not None:
             self.charges.has_arrived(arriving)
-
-    def begin(self) -> None:
-        """Count a request that is served; `end` must follow."""
-        self.counters.requests_began(1)
 
     def failed(self, context: RequestContext, error: RouterError, *, has_answered: bool) -> None:
         """Record why no response was sent, or not to its end. `has_answered`: whether its status was sent."""

@@ -23,9 +23,10 @@ from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
-from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
-from router.request.core import CoreSettings, Observers
+from router.request.decisions import Routing
+from router.request.fleet_state import Clock, FleetState
+from router.request.life import Core, Observers, build_core
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
@@ -58,8 +59,12 @@ def observers(
     return Observers(recent, metrics, sinks)
 
 
-def core_settings(
+def live_core(
     config: RouterConfig,
+    state: FleetState,
+    routing: Routing,
+    recording: Observers,
+    clock: Clock = SYSTEM_CLOCK,
     charges: QuotaCharges | None = None,
     *,
     handoff_facts: FactsLookup,
@@ -67,8 +72,8 @@ def core_settings(
     senders: Callable[[], int] = lambda: 1,
     continuation: ContinuationRules | None = None,
     hands_over: bool = False,
-) -> CoreSettings:
-    """`senders`: the processes that send to the same pods."""
+) -> Core:
+    """The core of a router with this configuration. `senders`: the processes that send to the same pods."""
     index, admission = config.index, config.admission
     predictions = PredictionLimits(
         predicted_ttl_s=index.predicted_ttl_s,
@@ -88,8 +93,12 @@ def core_settings(
         continuation=continuation,
     )
     queue = QueueSettings(QueueLimits(**admission.model_dump()), senders) if admission is not None else None
-    return CoreSettings(
-        rules=rules,
+    return build_core(
+        state,
+        rules,
+        routing,
+        recording,
+        clock,
         queue=queue,
         charges=charges,
         records_usage=config.tenants is not None or config.usage.file is not None,

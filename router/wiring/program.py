@@ -16,7 +16,6 @@ from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
-from router.config.edge_schema import Edge
 from router.config.links import build_links, load_link_classes
 from router.config.model_names import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
@@ -41,9 +40,8 @@ from router.frontends.admin.views import MetricsPage, describe_pods, describe_re
 from router.frontends.http.app import App, public_app
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.upstream import UpstreamPools, upstream_pools
+from router.frontends.http.upstream import upstream_pools
 from router.frontends.prompt_readers import FleetLookups
-from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
@@ -51,16 +49,16 @@ from router.observe.receipts import RecordedDecision
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
-from router.request.core import Core, build_core
 from router.request.decisions import Routing
 from router.request.inbound import HeaderList
+from router.request.life import Core
 from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
     continuation_rules,
-    core_settings,
+    live_core,
     observers,
     request_log,
     shared_quotas,
@@ -68,7 +66,7 @@ from router.wiring.core_parts import (
 from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
 from router.wiring.gc_tuning import gc_loop
-from router.wiring.http_front import build_forwarder, build_steps
+from router.wiring.http_front import build_forwarder
 from router.wiring.malloc_tuning import release_loop
 from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.wiring.tokenizer_files import load_tokenizer
@@ -87,7 +85,7 @@ log = structlog.get_logger()
 class Front(NamedTuple):
     """How requests come in. `hands_over`: see `AttemptRules`. `has_objectives`: of gateways."""
 
-    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, Metrics], Forwarder]
+    build: Callable[..., Forwarder]
     hands_over: bool = False
     has_objectives: bool = False
 
@@ -131,10 +129,16 @@ class Program:
         self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
-        feed, responses = self._quota_feed, self.pods.responses
-        exchange = feed.next_exchange if feed is not None else None
-        self._steps = build_steps(
-            self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
+        feed, prompts = self._quota_feed, self.prompts
+        self._forwarder = front.build(
+            self.core,
+            self._pools,
+            config.edge,
+            self.metrics,
+            prompts.readers,
+            self.pods.responses,
+            feed.next_exchange if feed is not None else None,
+            prompts.unlisted,
         )
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
@@ -148,7 +152,7 @@ class Program:
         self._page = self._build_page()
         self._snapshots = SnapshotStream(self._page.snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
-        refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
+        refused = partial(self.core.endings.refused, Endpoint.OTHER)
         own = public_app(self.fleet, self.is_ready, self.run, refused)
         self.app = App(self._edge, own, self._gate)
         self.admin = self._admin_app()
@@ -160,27 +164,27 @@ class Program:
         if config.tenants is not None:
             on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
             charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
-        settings = core_settings(
+        return live_core(
             config,
-            charges,
+            pods.state,
+            Routing(self.policies.current, self._classes, slo_lookup(config)),
+            recording,
+            charges=charges,
             handoff_facts=pods.handoff_facts.of,
             publishes_events=pods.publishes_events,
             senders=pods.senders,
             continuation=self._continuation,
             hands_over=self._front.hands_over,
         )
-        routing = Routing(self.policies.current, self._classes, slo_lookup(config))
-        return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
 
     def _build_edge(self) -> OpenAiEdge:
         config, core = self._config, self.core
-        forwarder = self._front.build(core, self._steps, self._pools, config.edge, self.metrics)
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
-        endings = core.requests.endings
+        endings = core.endings
         responses, limits = self.pods.responses, config.limits
-        edge = OpenAiEdge(forwarder, endings, reader, responses, config.edge, limits, self.tracing)
-        edge.body_memory.bound = core.requests.rules.memory
+        edge = OpenAiEdge(self._forwarder, endings, reader, responses, config.edge, limits, self.tracing)
+        edge.body_memory.bound = core.rules.memory
         return edge
 
     def _build_metrics_page(self) -> MetricsPage:
@@ -246,7 +250,7 @@ class Program:
         return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
-        return await self._steps.run(self.core.requests.preview(request, headers))
+        return await self.core.preview(request, headers, self._forwarder)
 
     @asynccontextmanager
     async def run(self, _app: FastAPI | None = None) -> AsyncIterator[None]:

@@ -29,11 +29,11 @@ from router.frontends.http.headers import HeaderRules
 from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import EdgeProtocol
-from router.frontends.http.relay import Downstream
 from router.frontends.http.upstream import Reply, UpstreamPool, UpstreamSender
 from router.frontends.response_locator import ResponseLocator
 from router.observe.tracing import RequestTrace
 from router.request.context import RequestContext
+from router.request.effects import Downstream
 from router.request.inbound import HeaderList
 from router.request.parse import without_engine_fields
 from router.request.reading import RequestReader
@@ -150,7 +150,7 @@ async def _connection(pieces: list[bytes]) -> Accepted:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     accepted, wire = Accepted(), Wire()
-    edge = Watched(accepted.forwarder, CORE.core.requests.endings, READER, RESPONSES, Edge(), LIMITS)
+    edge = Watched(accepted.forwarder, CORE.core.endings, READER, RESPONSES, Edge(), LIMITS)
     edge.own_bodies = True
     config = uvicorn.Config(
         App(edge, cast(FastAPI, accepted.own), AdmissionGate()),

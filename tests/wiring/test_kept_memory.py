@@ -7,6 +7,7 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,16 @@ from router.observe.class_metrics import COUNTED_TENANTS
 from router.observe.exposition import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
+from router.request.effects import Downstream, Effects
 from router.request.inbound import first_values
+from router.request.life import Core
+from router.request.tracker import Tracker
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
+from tests.proxy.pods import Client
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +54,13 @@ FILLED = max(MAX_DECISIONS, SEEDS, COUNTED_TENANTS) + 200
 """After this number of requests every table by number is full."""
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Unsent(Core):
+    """Sends nothing."""
+
+    async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
+        tracker.context.result = "ok"
 
 
 class Router:
@@ -67,6 +79,8 @@ class Router:
         tokenizer, priors = loaded_tokenizer(SOURCE), load_priors(shipped("config") / "models")
         self.program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
         self.program.pods.membership.replace("admin calls", map(ListedPod, pods))
+        core = self.program.core
+        self.program._forwarder.core = Unsent(**{one.name: getattr(core, one.name) for one in fields(core)})
         for name in "ab":
             self.program.fleet.describe(name, models=("demo",))
             self.program.fleet.event(name, PodEvent.PROBE_OK)
@@ -74,17 +88,14 @@ class Router:
     async def send(self, fields: dict[str, Any], path: str, headers: Headers = ()) -> None:
         """Serve one request; errors are the client's."""
         self.requests += 1
-        body, requests = msgspec.json.encode(fields), self.program.core.requests
+        body = msgspec.json.encode(fields)
         listed = [*headers, (b"x-request-id", f"{self.requests:x<128}".encode())]
         received = ReceivedRequest("POST", path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
         try:
             context = self.program._edge.admit(received, checked_id(received.named))
-            await self.program._steps.run(requests.prepare(context))
+            await self.program._forwarder.forward(context, Client())
         except RouterError:
             return
-        requests.endings.begin()
-        context.result = "ok"
-        requests.endings.end(context)
 
 
 @pytest.fixture(scope="module")

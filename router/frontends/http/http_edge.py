@@ -21,7 +21,7 @@ from router.frontends.http.client_deadlines import Newcomers
 from router.frontends.http.cors import CorsPolicy, page_refusal
 from router.frontends.http.encoded_bodies import UNPACKED_INLINE_BYTES, is_accepted, unpack
 from router.frontends.http.exchange import STATUS_LINES, BodyHolder, BodyMemory, ReceivedRequest, date_line
-from router.frontends.http.relay import Downstream
+from router.request.effects import Downstream
 from router.request.error_responses import error_body, error_headers
 
 _MARKED_OBJECT = re.compile(BOM_UTF8 + rb"\s{0,64}\{")

@@ -6,7 +6,6 @@ tracker gives the first piece, so that a pod that fails until then can be replac
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from router.errors import UpstreamBroken, UpstreamError
 from router.frontends.http.connection import Ready, Sink
 from router.guards import Bound, OutOfBounds
 from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.effects import Downstream, Effects
 from router.request.inbound import HeaderList, IncomingResponse
 from router.request.tracker import Tracker
 from router.types import PodId
@@ -23,34 +23,6 @@ RESPONSE = Bound("response", 16 * 1024 * 1024)
 LARGE_PIECE_BYTES = 32 * 1024
 """Larger pieces of responses are read in turns, one each time the loop runs: it takes a millisecond to read the tokens
 in 256 KiB, and many pods may send as much at once."""
-
-
-class Downstream(Protocol):
-    """The client's side of a response; `Exchange` is one. After `started` no retry is possible."""
-
-    @property
-    def started(self) -> bool:
-        """Whether anything was sent to the client."""
-
-    @property
-    def disconnected(self) -> bool:
-        """Whether the client has closed the connection."""
-
-    @property
-    def was_slow(self) -> bool:
-        """Whether the response had to wait for the client."""
-
-    def start(self, status: int, headers: HeaderList) -> None:
-        """Send status and headers."""
-
-    def put(self, piece: bytes) -> bool:
-        """Send a piece of body. False: do not send more before `ready` has returned."""
-
-    async def ready(self) -> None:
-        """Wait until the client can receive more, and a large piece may be next."""
-
-    def finish(self) -> None:
-        """End the response."""
 
 
 class AnyReply(IncomingResponse, Protocol):
@@ -94,7 +66,9 @@ class _Ended(Exception):
     """Nothing that the pod still sends is for the client."""
 
 
-async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingTracker, headers: HeaderList) -> None:
+async def relay_joined(
+    reply: AnyReply, client: Downstream, tracker: ContinuingTracker, headers: HeaderList, do: Effects
+) -> None:
     """The same for a stream that other pods may continue, or one that continues it. Raises `UpstreamError`, also where
     the pod has ended a stream that is not whole."""
 
@@ -109,8 +83,8 @@ async def relay_joined(reply: AnyReply, client: Downstream, tracker: ContinuingT
     async def ready() -> None:
         if tracker.has_ended:
             raise _Ended
-        if tracker.is_called and (planning := tracker.planning):
-            tracker.planned = await asyncio.to_thread(planning)
+        if tracker.is_called:
+            await tracker.plan(do)
             if tracker.moves(monotonic()):
                 raise UpstreamBroken(f"pod {reply.pod} is drained", pod=reply.pod)
         await client.ready()

@@ -27,6 +27,7 @@ from router.request.continuation.step_times import LEAST_PIECES
 from router.request.continuation.stream import PodStream
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED
+from router.request.effects import Effects
 from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 from router.request.tracker import Tracker
 from router.types import PodId, PodState
@@ -63,8 +64,8 @@ class ContinuingTracker(Tracker):
     """Whether nothing that the pod still sends is for the client."""
     _gave_up: str = ""
     """Why the router closes the connection of this pod itself."""
-    planned: StreamPlan | None = None
-    """What `planning` has returned, for the next call of `failed`."""
+    _planned: StreamPlan | None = None
+    """How the stream goes on after this attempt."""
     _last_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -84,10 +85,15 @@ class ContinuingTracker(Tracker):
     def changes_length(self) -> bool:
         return self.joins or self._filter is not None
 
+    async def plan(self, do: Effects) -> None:
+        """Decide how the stream goes on, for the next call of `moves` or `failed`."""
+        if self._planned is None and (planning := self._planning) is not None:
+            self._planned = await do.in_thread(planning)
+
     @property
-    def planning(self) -> Callable[[], StreamPlan] | None:
-        """How the stream goes on, to be computed in a thread before `failed`, as it takes up to 40 ms; None where the
-        attempt is repeated, or nothing is recorded."""
+    def _planning(self) -> Callable[[], StreamPlan] | None:
+        """Decides how the stream goes on, which takes up to 40 ms; None where the attempt is repeated, or nothing is
+        recorded."""
         reader, asked = self._reader, self.asked
         if not self.has_sent or reader is None:
             return None
@@ -198,12 +204,12 @@ class ContinuingTracker(Tracker):
 
     def moves(self, now_s: float) -> bool:
         """Whether another pod goes on with this stream, which its front was asked to move and has `planned`."""
-        self.is_called, found = False, self.planned
+        self.is_called, found = False, self._planned
         goes_on = isinstance(found, Continue) and found.method == "ids" and self.move_ms() is not None
         if goes_on and not self._limit() and self._other_pod(now_s):
             self._gave_up = MOVED
             return True
-        self._stays, self.planned = True, None
+        self._stays, self._planned = True, None
         return False
 
     def failed(self, error: UpstreamError, now_s: float) -> Candidate | None:
@@ -213,7 +219,7 @@ class ContinuingTracker(Tracker):
         assert candidate is not None
         is_leaving = self._state.fleet.is_leaving(candidate.pod.id)
         self._deaths += cause in DEATHS and not is_leaving
-        if (planning := self.planning) is None or reader is None:
+        if (planning := self._planning) is None or reader is None:
             if self.has_sent:
                 self._counters.continued("none", cause, self.asked.refusal)
             return Tracker.failed(self, error, now_s)
@@ -223,7 +229,7 @@ class ContinuingTracker(Tracker):
         else:
             self._record_failure(candidate, error, now_s)
         self._count("differs" if reader.differs else "failed")
-        found, self._cause, self.planned = self.planned or planning(), cause, None
+        found, self._cause, self._planned = self._planned or planning(), cause, None
         if isinstance(found, Continue):
             following = self._following(error, now_s, is_leaving=is_leaving)
             if not isinstance(following, str):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import get_ident
+from typing import Any, cast
 
 import pytest
 
 from router.decision import Candidate
 from router.errors import UpstreamBroken
-from router.frontends.http.attempt import first_success
 from router.prompt.tokenizer import Tokenizer
 from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.joiner import Joiner, StopWatch
@@ -20,6 +21,8 @@ from router.request.continuation.record import Record
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import MAX_STOP_CHARACTERS, terms_of
+from router.request.effects import Downstream
+from router.request.tracker import Tracker
 from router.types import Endpoint
 from tests.pace import slowness
 from tests.request.continuation.test_continuing_tracker import Fleet, uncut, whole
@@ -104,16 +107,22 @@ async def test_the_seam_is_searched_in_a_thread() -> None:
         threads.add(get_ident())
         return words.text_of(ids, special)
 
-    async def attempt(candidate: Candidate) -> None:
-        fleet.begin(candidate)
-        fleet.answer(1.0 if fleet.received else 0.5)
-        if not fleet.tracker.body.count(b"kv_transfer_params"):
-            raise UpstreamBroken("cut", pod=fleet.pod)
-        fleet.end()
+    class Threads:
+        """The effects of a front on asyncio."""
+
+        async def in_thread(self, work: Callable[[], Any]) -> Any:
+            return await asyncio.to_thread(work)
+
+        async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+            fleet.pod = candidate.pod.id
+            fleet.answer(1.0 if fleet.received else 0.5)
+            if not fleet.tracker.body.count(b"kv_transfer_params"):
+                raise UpstreamBroken("cut", pod=fleet.pod)
+            fleet.end()
 
     fleet.tracker.options = replace(options, words_of=lambda _model: replace(words, text_of=text_of))
     fleet.tracker.release(0.0)
-    await first_success(fleet.tracker, attempt)
+    await fleet.core.core.attempts(fleet.tracker, cast(Any, None), cast(Any, Threads()))
     fleet.close()
     assert whole(fleet.received) == uncut("bytes")
     assert threads and get_ident() not in threads

@@ -64,18 +64,18 @@ class Fleet:
         )
         context.reader = reader_of(endpoint)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
-        rules = self.core.core.requests.rules
+        rules = self.core.core.rules
         assert isinstance(rules, AttemptRules)
         rules = replace(rules, memory=self.memory)
         known = replace(words(), messages=VllmMessages(None))
         options = ContinuationRules(words_of=lambda _model: known, silence_s=5.0, steps=steps or StepTimes())
         self.counted: list[tuple[str, str, str]] = []
-        counters = self.core.core.requests.counters
+        counters = self.core.core.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
         self.tracker = ContinuingTracker(
             context, self.core.state, rules, counters, options=options, decide_again=self._decide_again
         )
-        self.core.core.requests.endings.begin()
+        self.core.core.counters.requests_began(1)
         self.begin(self.tracker.first(0.0))
 
     def _decide_again(self, context: RequestContext, now_s: float) -> tuple[None, RouteDecision]:
@@ -105,9 +105,9 @@ class Fleet:
 
     def may_move(self) -> bool:
         """Whether the stream leaves its pod, as a front asks it."""
-        self.tracker.is_called, planning = True, self.tracker.planning
+        self.tracker.is_called, planning = True, self.tracker._planning
         assert planning is not None
-        self.tracker.planned = planning()
+        self.tracker._planned = planning()
         return self.tracker.moves(self.now_s)
 
     def move(self) -> bool:
@@ -120,7 +120,7 @@ class Fleet:
     def close(self) -> None:
         """End the request: nothing is left of it."""
         self.tracker.end(self.now_s)
-        self.core.core.requests.endings.end(self.context)
+        self.core.core.endings.end(self.context)
         assert self.core.is_idle()
         assert self.memory.used == 0
 
