@@ -83,13 +83,13 @@ class Endings:
                 error=context.error,
                 tenant=context.request.tenant,
                 tries=context.tries,
-                client_request_id=context.inbound.given_id,
+                client_request_id=context.head.given_id,
                 workload=context.workload,
                 recorded=context.recorded,
                 decision=context.decision,
                 prompt=context.prompt,
                 used=used if self.records_usage else None,
-                trace=context.inbound.trace,
+                trace=context.head.trace,
             )
         )
 

@@ -31,7 +31,7 @@ from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
 from router.request.fleet_state import Clock, FleetState
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import Head, HeaderList
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import TokenCountingReader
@@ -149,8 +149,8 @@ class Core:
 
     async def preview(self, request: InferenceRequest, headers: HeaderList, do: Effects) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        inbound = Inbound(id=request.id, method="POST", target=b"", headers=headers)
-        context = RequestContext(request=request, inbound=inbound, phases=Phases(self.clock.now_s()))
+        head = Head(id=request.id, method="POST", target=b"", headers=headers)
+        context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         await self._read(context, do, None)
         return self.decisions.preview(context)
 

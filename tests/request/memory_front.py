@@ -19,7 +19,7 @@ from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.effects import Downstream, Effects
 from router.request.error_responses import error_body
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import Head, HeaderList
 from router.request.life import Core
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
@@ -210,7 +210,7 @@ class MemoryFront:
         self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT, stored: StoredResponse | None = None, **head: Any
     ) -> MemoryExchange:
         """Take one request, and send it to a pod unless it is refused or waits. `stored`: the response that its path
-        names; `head`: other fields of an `Inbound`."""
+        names; `head`: other fields of a `Head`."""
         exchange = MemoryExchange(self._core, None, self._tokens, self._waiting, self._queues)
         self._received.append(exchange)
         endpoint, request_id = endpoint_of(path), f"req-{id(exchange)}"
@@ -221,8 +221,8 @@ class MemoryFront:
             exchange.refuse(error)
             return exchange
         given = {"method": "POST", "headers": [], **head}
-        inbound, phases = Inbound(id=request_id, target=path.encode(), **given), Phases(self._core.clock.now_s())
-        exchange.context = RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=tenant)
+        phases, asked = Phases(self._core.clock.now_s()), Head(id=request_id, target=path.encode(), **given)
+        exchange.context = RequestContext(request, asked, phases, reader=reader_of(endpoint), tenant=tenant)
         if stored is not None:
             exchange.context.stored_pod = stored.pod
         exchange.serve()

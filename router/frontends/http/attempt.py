@@ -110,6 +110,6 @@ class Forwarder(Waits):
             return self.pulls.open(tracker, plan.pod, plan.pull.holder)
         body = tracker.body
         if not context.repeatable:
-            return self.sender.send_once(context.inbound, plan.pod, lambda: body)
-        inbound = tracker.asked.inbound if isinstance(tracker, ContinuingTracker) else context.inbound
-        return self.sender.send(inbound, plan.pod, body)
+            return self.sender.send_once(context.head, plan.pod, lambda: body)
+        head = tracker.asked.head if isinstance(tracker, ContinuingTracker) else context.head
+        return self.sender.send(head, plan.pod, body)

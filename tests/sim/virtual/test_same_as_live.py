@@ -290,7 +290,7 @@ class TapeFront:
     # --- requests ---
 
     def _arrive(self, request: Any, simulated: RequestContext) -> None:
-        context = RequestContext(request, simulated.inbound, Phases(self._clock.now_s), simulated.tenant)
+        context = RequestContext(request, simulated.head, Phases(self._clock.now_s), simulated.tenant)
         assert simulated.prompt is not None
         life = self._lives[request.id] = TapedLife(self, context, simulated.prompt)
         life.resume()
