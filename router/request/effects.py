@@ -87,10 +87,10 @@ class Effects(Turns, Protocol):
         """Send the router's own response."""
 
     def later(self, delay_s: float, call: Callable[[float], None]) -> None:
-        """Call with the time after this delay, whatever has become of the request."""
+        """Call with the time after this delay, also when the request has ended."""
 
     def in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
-        """What takes up to 40 ms of CPU, done beside the event loop where there is one."""
+        """What takes up to 40 ms of CPU, done in a thread where there is an event loop."""
 
     def overdue(self, client: Downstream) -> RouterError | None:
         """Why a request was cancelled that neither its client nor the router has given up."""

@@ -97,7 +97,7 @@ class Core:
             raise
         except Exception:
             raise
-        except BaseException:  # cancelled, by whatever loop the front has
+        except BaseException:  # cancelled by its front
             self._cancelled(context, client, do)
             raise
         finally:

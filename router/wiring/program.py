@@ -130,18 +130,7 @@ class Program:
         self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
-        exchange = self._shared_quotas.next_exchange if self._shared_quotas else None
-        prompts, responses = self.prompts, self.pods.responses
-        self._forwarder = front.build(
-            self.core,
-            self._pools,
-            config.edge,
-            self.metrics,
-            prompts.readers,
-            responses,
-            exchange,
-            prompts.unlisted,
-        )
+        self._forwarder = self._build_forwarder()
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
         self._tenants = TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
@@ -177,6 +166,13 @@ class Program:
             senders=pods.senders,
             continuation=self._continuation,
             hands_over=self._front.hands_over,
+        )
+
+    def _build_forwarder(self) -> Forwarder:
+        exchange = self._shared_quotas.next_exchange if self._shared_quotas else None
+        edge, prompts, responses = self._config.edge, self.prompts, self.pods.responses
+        return self._front.build(
+            self.core, self._pools, edge, self.metrics, prompts.readers, responses, exchange, prompts.unlisted
         )
 
     def _build_edge(self) -> OpenAiEdge:
