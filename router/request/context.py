@@ -67,6 +67,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """How each later pod continued the stream."""
     answered_tokens: int = 0
     """Tokens of the answer that the pod gets with the prompt: a later one computes both."""
+    has_sent: bool = False
+    """Whether a piece was given to the client: then nothing can be retried."""
     suspects: tuple[PodId, ...] = ()
     """Pod of each attempt that failed after a pod received the request, until another pod serves it; "" if unknown."""
     result: str = INTERNAL

@@ -25,7 +25,7 @@ from router.phases import Phases
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
-from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
@@ -116,8 +116,8 @@ class Core:
                     return
                 except UpstreamError as error:
                     tracker.release(now_s())
-                    if isinstance(tracker, ContinuingTracker):
-                        await tracker.plan(do)
+                    if tracker.stream is not None:
+                        await tracker.stream.plan(do)
                     candidate = tracker.failed(error, now_s())
                     if candidate is None and not tracker.last_events:
                         raise
@@ -141,11 +141,10 @@ class Core:
     def tracker(self, context: RequestContext) -> Tracker:
         options, request, again = self.rules.continuation, context.request, self.decisions.decide_again
         is_streamed = request.stream and request.endpoint in CONTINUED and not self.rules.hands_over
+        tracker = Tracker(context, self.state, self.rules, self.counters)
         if is_streamed and options is not None and options.may_continue(context.decision):
-            return ContinuingTracker(
-                context, self.state, self.rules, self.counters, options=options, decide_again=again
-            )
-        return Tracker(context, self.state, self.rules, self.counters)
+            tracker.stream = KeptStream(context, self.state, self.rules, self.counters, again)
+        return tracker
 
     async def preview(self, request: InferenceRequest, headers: HeaderList, do: Effects) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""

@@ -17,7 +17,7 @@ from router.frontends.http.replies import message_error
 from router.frontends.http.upstream import UpstreamSender
 from router.frontends.waits import Waits
 from router.request.context import RequestContext
-from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import CHECK_S, MovePace
 from router.request.effects import Downstream
 from router.request.tracker import Tracker
@@ -28,30 +28,30 @@ class LeavingStreams:
     that other pods continue them. One timer serves all of them."""
 
     def __init__(self) -> None:
-        self._streams: dict[ContinuingTracker, Callable[[], object]] = {}
+        self._streams: dict[KeptStream, Callable[[], object]] = {}
         self._pace = MovePace()
         self._is_running = False
 
     @contextmanager
-    def watched(self, tracker: ContinuingTracker, close: Callable[[], object]) -> Iterator[None]:
-        self._streams[tracker] = close
+    def watched(self, stream: KeptStream, close: Callable[[], object]) -> Iterator[None]:
+        self._streams[stream] = close
         if not self._is_running:
             self._is_running = True
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
         try:
             yield
         finally:
-            del self._streams[tracker]
+            del self._streams[stream]
 
     def _check(self) -> None:
-        now_s, moves = monotonic(), list[tuple[float, ContinuingTracker]]()
-        for tracker, close in list(self._streams.items()):
-            if tracker.is_silent(now_s):
+        now_s, moves = monotonic(), list[tuple[float, KeptStream]]()
+        for stream, close in list(self._streams.items()):
+            if stream.is_silent(now_s):
                 close()
-            elif (cost_ms := tracker.move_ms()) is not None:
-                moves.append((cost_ms, tracker))
-        for tracker in self._pace.due(moves):
-            tracker.is_called = True
+            elif (cost_ms := stream.move_ms()) is not None:
+                moves.append((cost_ms, stream))
+        for stream in self._pace.due(moves):
+            stream.call()
         self._is_running = bool(self._streams)
         if self._is_running:
             asyncio.get_running_loop().call_later(CHECK_S, self._check)
@@ -72,30 +72,31 @@ class Forwarder(Waits):
         return self.core.serve(context, client, self)
 
     async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
-        if isinstance(tracker, ContinuingTracker) and tracker.joins:
-            reply = await self._watched_open(tracker, candidate)
+        stream = tracker.stream
+        if stream is not None and stream.is_recorded:
+            reply = await self._watched_open(tracker, stream, candidate)
         else:
             reply = await self._open(tracker, candidate)
         try:
             tracker.head(reply.pod, reply.status, reply.headers, monotonic())
-            if reply.status >= 400 and isinstance(tracker, ContinuingTracker) and tracker.asked.message is not None:
+            if reply.status >= 400 and stream is not None and stream.asked.message is not None:
                 reply = await message_error(reply)
             headers = [*self.sender.rules.downstream(reply.headers), *tracker.headers()]
             if tracker.changes_length:
                 headers = [pair for pair in headers if pair[0] != b"content-length"]
-            if isinstance(tracker, ContinuingTracker) and tracker.joins:
-                with self._leaving.watched(tracker, reply.close):
-                    await relay_joined(reply, client, tracker, headers, self)
+            if stream is not None and stream.is_recorded:
+                with self._leaving.watched(stream, reply.close):
+                    await relay_joined(reply, client, tracker, stream, headers, self)
             else:
                 await relay(reply, client, tracker, headers)
         finally:
             reply.close()
 
-    async def _watched_open(self, tracker: ContinuingTracker, candidate: Candidate) -> AnyReply:
+    async def _watched_open(self, tracker: Tracker, stream: KeptStream, candidate: Candidate) -> AnyReply:
         """The same; a pod whose response does not begin while it fails health checks has failed."""
         try:
             async with asyncio.timeout(None) as limit:
-                with self._leaving.watched(tracker, partial(limit.reschedule, 0.0)):
+                with self._leaving.watched(stream, partial(limit.reschedule, 0.0)):
                     return await self._open(tracker, candidate)
         except TimeoutError as error:
             pod = candidate.pod.id
@@ -111,5 +112,5 @@ class Forwarder(Waits):
         body = tracker.body
         if not context.repeatable:
             return self.sender.send_once(context.head, plan.pod, lambda: body)
-        head = tracker.asked.head if isinstance(tracker, ContinuingTracker) else context.head
+        head = context.head if tracker.stream is None else tracker.stream.asked.head
         return self.sender.send(head, plan.pod, body)

@@ -12,7 +12,7 @@ from typing import Protocol
 from router.errors import UpstreamBroken, UpstreamError
 from router.frontends.http.connection import Ready, Sink
 from router.guards import Bound, OutOfBounds
-from router.request.continuation.continuing_tracker import ContinuingTracker
+from router.request.continuation.kept_stream import KeptStream, StreamState
 from router.request.effects import Downstream, Effects
 from router.request.inbound import HeaderList, IncomingResponse
 from router.request.tracker import Tracker
@@ -67,7 +67,7 @@ class _Ended(Exception):
 
 
 async def relay_joined(
-    reply: AnyReply, client: Downstream, tracker: ContinuingTracker, headers: HeaderList, do: Effects
+    reply: AnyReply, client: Downstream, tracker: Tracker, stream: KeptStream, headers: HeaderList, do: Effects
 ) -> None:
     """The same for a stream that other pods may continue, or one that continues it. Raises `UpstreamError`, also where
     the pod has ended a stream that is not whole."""
@@ -78,15 +78,13 @@ async def relay_joined(
             if not client.started:
                 client.start(reply.status, headers)
             is_ready = client.put(shown)
-        return is_ready and not (tracker.has_ended or tracker.is_called)
+        return is_ready and stream.state not in (StreamState.ENDED, StreamState.CALLED)
 
     async def ready() -> None:
-        if tracker.has_ended:
+        if stream.state is StreamState.ENDED:
             raise _Ended
-        if tracker.is_called:
-            await tracker.plan(do)
-            if tracker.moves(monotonic()):
-                raise UpstreamBroken(f"pod {reply.pod} is drained", pod=reply.pod)
+        if stream.state is StreamState.CALLED and await stream.moves(monotonic, do):
+            raise UpstreamBroken(f"pod {reply.pod} is drained", pod=reply.pod)
         await client.ready()
 
     try:
@@ -94,9 +92,9 @@ async def relay_joined(
     except _Ended:
         pass
     except UpstreamError:
-        if not tracker.is_whole:
+        if not stream.is_whole:
             raise
-    tracker.ended()
+    stream.pod_ended(reply.pod)
     if left := tracker.rest(monotonic()):
         client.put(left)
     client.finish()

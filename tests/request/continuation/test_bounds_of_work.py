@@ -25,7 +25,7 @@ from router.request.effects import Downstream
 from router.request.tracker import Tracker
 from router.types import Endpoint
 from tests.pace import slowness
-from tests.request.continuation.test_continuing_tracker import Fleet, uncut, whole
+from tests.request.continuation.test_kept_stream import Fleet, uncut, whole
 
 TERMS = terms_of(Endpoint.CHAT, b'{"messages":[],"stream":true}')
 PIECE_BYTES = 64 * 1024
@@ -100,7 +100,7 @@ def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
 async def test_the_seam_is_searched_in_a_thread() -> None:
     """An answer of 100,000 tokens takes 40 ms, in which the loop goes on."""
     fleet, threads = Fleet("bytes"), set[int]()
-    words, options = fleet.tracker.asked.words, fleet.tracker.options
+    words, options = fleet.stream.asked.words, fleet.stream.options
     assert words is not None
 
     def text_of(ids: Sequence[int], special: bool) -> str:
@@ -120,7 +120,8 @@ async def test_the_seam_is_searched_in_a_thread() -> None:
                 raise UpstreamBroken("cut", pod=fleet.pod)
             fleet.end()
 
-    fleet.tracker.options = replace(options, words_of=lambda _model: replace(words, text_of=text_of))
+    options = replace(options, words_of=lambda _model: replace(words, text_of=text_of))
+    fleet.stream.rules = replace(fleet.stream.rules, continuation=options)
     fleet.tracker.release(0.0)
     await fleet.core.core.attempts(fleet.tracker, cast(Any, None), cast(Any, Threads()))
     fleet.close()
