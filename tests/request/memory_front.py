@@ -6,6 +6,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 
 from router.admission.admission_queue import AdmissionQueue
@@ -200,7 +201,7 @@ class MemoryFront:
     """`tokens` reads prompts."""
 
     def __init__(self, core: Core, reader: RequestReader, tokens: ReadPrompt) -> None:
-        self._core, self._reader, self._tokens = core, reader, tokens
+        self._core, self._reader, self._tokens, self._numbers = core, reader, tokens, count(1)
         self._received: list[MemoryExchange] = []
         """Requests that no test holds go on, too."""
         self._waiting: dict[Waiting, MemoryExchange] = {}
@@ -213,7 +214,7 @@ class MemoryFront:
         names; `head`: other fields of a `Head`."""
         exchange = MemoryExchange(self._core, None, self._tokens, self._waiting, self._queues)
         self._received.append(exchange)
-        endpoint, request_id = endpoint_of(path), f"req-{id(exchange)}"
+        endpoint, request_id = endpoint_of(path), f"req-{next(self._numbers)}"
         try:
             request = self._reader.read(endpoint, {}, body, request_id, tenant, stored.model if stored else "")
         except RouterError as error:
@@ -230,8 +231,8 @@ class MemoryFront:
 
     def send_waiting(self) -> None:
         """Send all requests that have a place by now."""
-        assert self._core.queues is not None
         for queue in self._queues:
+            assert self._core.queues is not None
             while self._waiting and queue:
                 turns = next(iter(self._waiting.values()))
                 if self._core.queues.send_next(queue, self._core.clock.now_s(), turns):
