@@ -24,12 +24,10 @@ from router.request.context import RequestContext
 from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.later_pods import LEAST_PIECES, MOVED, move_ms, other_pod
-from router.request.continuation.message_chat import chat_of, converts
-from router.request.continuation.message_stream import MessageStream
+from router.request.continuation.messages import MessageStream, chat_of, converts
 from router.request.continuation.plan import Continue, Finish, StreamPlan, first_body, plan
-from router.request.continuation.recorder import Recorder
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
-from router.request.continuation.stream import PodStream
+from router.request.continuation.stream import PodStream, Recorder
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import REPEATED, Terms, terms_of
 from router.request.effects import Effects
@@ -47,7 +45,7 @@ COUNTED_EVERY, LARGE_PIECE_BYTES = 64, 4096
 
 
 class StreamState(Enum):
-    """Of the stream of one pod."""
+    """What may become of the stream of one pod."""
 
     FLOWS = auto()
     JOINS = auto()

@@ -17,8 +17,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.joiner import Joiner, StopWatch
 from router.request.continuation.plan import Continue
-from router.request.continuation.record import Record
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Record, Recorder
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import MAX_STOP_CHARACTERS, terms_of
 from router.request.effects import Downstream

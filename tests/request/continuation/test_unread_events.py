@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.continuation.kept_stream import StreamState
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import Received, body_of, case_named, event
