@@ -39,7 +39,7 @@ from router.request.attempt_rules import AttemptRules
 from router.request.decisions import Routing
 from router.request.effects import Turns
 from router.request.fleet_state import Clock, FleetState
-from router.request.life import Observers, build_core
+from router.request.life import Core, Observers
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings, RequestQueues
 from router.stores.prefix_store import LocalStore
@@ -172,7 +172,7 @@ class RouterView:
         clock = Clock(lambda: self._clock.now_s, lambda: self._clock.now_s)
         routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)), lambda _model: self.slo)
         rules = _rules(self._settings.knowledge)
-        self.core = build_core(state, rules, routing, self._settings.observers, clock, queue=self._queue)
+        self.core = Core(state, rules, routing, self._settings.observers, clock, queue=self._queue)
 
     @property
     def ledger(self) -> Ledger:

@@ -51,24 +51,32 @@ class Observers:
     sinks: Sequence[EndingSink] = ()
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Core:
-    """What serves requests, for any front."""
+    """What serves requests, for any front. `queue`: None where requests wait in the engines. `charges`: None where no
+    tenant has quotas. `records_usage`: sinks receive what each request used, so the tokens of streams are counted as
+    they pass: their end, with the engine's count, may never come. `trusts_uuids`: pods receive the `uuid` that a client
+    gives a picture."""
 
-    state: FleetState
-    decisions: RequestDecisions
-    endings: Endings
-    rules: AttemptRules
-    counters: Counters
-    clock: Clock
-    charges: QuotaCharges | None
-    """None where no tenant has quotas."""
-    queues: RequestQueues | None
-    """None where requests wait in the engines."""
-    counts_tokens: bool
-    """The tokens of streams are counted as they pass: their end, with the engine's count, may never come."""
-    trusts_uuids: bool
-    """Pods receive the `uuid` that a client gives a picture."""
+    def __init__(
+        self,
+        state: FleetState,
+        rules: AttemptRules,
+        routing: Routing,
+        observers: Observers,
+        clock: Clock,
+        *,
+        queue: QueueSettings | None = None,
+        charges: QuotaCharges | None = None,
+        records_usage: bool = False,
+        trusts_uuids: bool = False,
+    ) -> None:
+        self.state, self.rules, self.clock, self.charges = state, rules, clock, charges
+        self.counters = counters = observers.counters
+        self.decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
+        self.queues = RequestQueues(queue, state, self.decisions, counters, clock) if queue is not None else None
+        self.endings = Endings(state, counters, observers.sinks, clock, charges, self.queues, records_usage)
+        self._counts_tokens = records_usage
+        self._trusts_uuids = trusts_uuids
 
     async def serve(self, context: RequestContext, client: Downstream, do: Effects) -> None:
         """Serve one request, and settle it however it ends. Raises `RouterError` where no response could be sent, or
@@ -77,13 +85,13 @@ class Core:
         try:
             if self.charges is not None and context.tenant.quotas:  # admit
                 await self.charges.begin(context, do)
-            if context.request.stream and (self.counts_tokens or (context.hold and context.hold.applied.output)):
+            if context.request.stream and (self._counts_tokens or (context.hold and context.hold.applied.output)):
                 context.reader = TokenCountingReader(context.reader.format)
             await self._read(context, do, context.tenant.name)  # fingerprint
             if context.request.endpoint.api.is_about_tokens and (answer := self._token_answer(context)) is not None:
                 await do.answer(answer, context.request.id, client)
                 return
-            if not self.trusts_uuids and _may_have_uuids(context):
+            if not self._trusts_uuids and _may_have_uuids(context):
                 body = await do.without_uuids(context.request.body, context.tenant)
                 context.request = replace(context.request, body=body)
             self.decisions.decide(context, self.clock.now_s())  # match, decide
@@ -225,34 +233,3 @@ def _listed(tokens: Sequence[int], head: bytes, tail: bytes) -> Iterator[bytes]:
         listed = msgspec.json.encode(list(tokens[start : start + TOKENS_PER_PIECE]))[1:-1]
         yield b"," + listed if start else listed
     yield tail
-
-
-def build_core(
-    state: FleetState,
-    rules: AttemptRules,
-    routing: Routing,
-    observers: Observers,
-    clock: Clock,
-    *,
-    queue: QueueSettings | None = None,
-    charges: QuotaCharges | None = None,
-    records_usage: bool = False,
-    trusts_uuids: bool = False,
-) -> Core:
-    """`queue`: None where requests wait in the engines. `charges`: None where no tenant has quotas. `records_usage`:
-    whether sinks receive what each request used. `trusts_uuids`: see `Core`."""
-    counters = observers.counters
-    decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
-    queues = RequestQueues(queue, state, decisions, counters, clock) if queue is not None else None
-    return Core(
-        state=state,
-        decisions=decisions,
-        endings=Endings(state, counters, observers.sinks, clock, charges, queues, records_usage),
-        rules=rules,
-        counters=counters,
-        clock=clock,
-        charges=charges,
-        queues=queues,
-        counts_tokens=records_usage,
-        trusts_uuids=trusts_uuids,
-    )

@@ -23,7 +23,7 @@ from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsL
 from router.request.continuation.answer_words import answer_words
 from router.request.decisions import Routing
 from router.request.fleet_state import Clock, FleetState
-from router.request.life import Core, Observers, build_core
+from router.request.life import Core, Observers
 from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
@@ -86,7 +86,7 @@ def live_core(
         continuation=continuation,
     )
     queue = QueueSettings(QueueLimits(**admission.model_dump()), senders) if admission is not None else None
-    return build_core(
+    return Core(
         state,
         rules,
         routing,

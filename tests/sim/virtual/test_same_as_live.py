@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -139,8 +139,9 @@ class TapedView(RouterView):
     def restart(self) -> None:
         super().restart()
         self.tape = []
-        core = TapedCore(**{one.name: getattr(self.core, one.name) for one in fields(self.core)})
-        self.core, core.tape = core, self._record
+        core = TapedCore.__new__(TapedCore)
+        vars(core).update(vars(self.core), tape=self._record)
+        self.core = core
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._record("blocks", pod, change)
