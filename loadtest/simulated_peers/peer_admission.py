@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.simulator.router_view import RouterView
 from loadtest.simulator.session_turn import SessionTurn
 from loadtest.simulator.world import World
-from router.admission.queue_candidates import queue_candidate
+from router.admission.admission_queue import queue_candidate
 from router.admission.tenant import Slo
 from router.decision import Candidate
 from router.errors import Overloaded

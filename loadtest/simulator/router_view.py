@@ -36,11 +36,11 @@ from router.policy.policy_set import PolicySet
 from router.policy.retry import RetryBudget
 from router.policy.spec import Policy
 from router.request.attempt_rules import AttemptRules
+from router.request.booking import PredictionLimits
 from router.request.decisions import Routing
 from router.request.effects import Turns
 from router.request.fleet_state import Clock, FleetState
 from router.request.life import Core, Observers
-from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings, RequestQueues
 from router.stores.prefix_store import LocalStore
 from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene

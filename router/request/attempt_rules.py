@@ -13,11 +13,11 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
 from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
+from router.request.booking import PredictionLimits
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.later_pods import StepTimes
 from router.request.inbound import HeaderList
-from router.request.predictions import PredictionLimits
 from router.types import Pod
 
 SAMPLED_STREAMS = 16

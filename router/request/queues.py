@@ -19,9 +19,9 @@ from router.admission.admission_queue import (
     QueueLimits,
     Reason,
     Refusal,
+    queue_candidate,
 )
 from router.admission.fair_order import Waiting
-from router.admission.queue_candidates import queue_candidate
 from router.admission.tenant import NO_SLO
 from router.decision import Candidate
 from router.errors import MalformedRequest, Overloaded, RouterError, ShareExceeded

@@ -28,13 +28,12 @@ from router.observe.receipts import Failure
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import BUSY_STATUS, DOUBTFUL_STATUS, MAX_FAILED_ATTEMPTS, RETRY_STATUSES, Retry, retry_rule
 from router.request.attempt_rules import AttemptRules
-from router.request.booking import Booking
+from router.request.booking import AttemptPredictions, Booking
 from router.request.context import RequestContext
 from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import MOVED
 from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
-from router.request.predictions import AttemptPredictions
 from router.request.response_reader import has_early_error
 from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking
 from router.types import Endpoint, PodId, UsageShown

@@ -20,11 +20,11 @@ from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
+from router.request.booking import PredictionLimits
 from router.request.continuation.answer_words import answer_words
 from router.request.decisions import Routing
 from router.request.fleet_state import Clock, FleetState
 from router.request.life import Core, Observers
-from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.types import PodId

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from router.admission.admission_queue import (
     AHEAD_MS,
+    HEADROOM,
     MAX_ERROR_SHARE,
     MAX_REST_MS,
     MIN_RECHECK_MS,
@@ -23,7 +24,6 @@ from router.admission.admission_queue import (
     Refusal,
 )
 from router.admission.fair_order import Waiting
-from router.admission.pace import HEADROOM
 from router.admission.tenant import OPEN_TENANT, Tenant
 
 LIMITS = QueueLimits(max_wait_ms=1000.0, error_share=0.0)

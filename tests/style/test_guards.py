@@ -39,7 +39,7 @@ EXCEPTIONS = {
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
     "frontends/http/large_bodies.py:ItemCounter._count_fields": _ARRAY,
     "frontends/http/openai_edge.py:OpenAiEdge.read": "hands a client's body to its readers",
-    "frontends/http/replies.py:as_stream": _CLIENT,
+    "frontends/http/relay.py:as_stream": _CLIENT,
     "index/events.py:_fields": "parts of an event, which `EVENT` bounds",
     "index/events.py:_keys": "parts of an event, which `EVENT` bounds",
     "index/masks.py:_ends": _ARRAY,

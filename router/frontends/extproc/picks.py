@@ -20,8 +20,7 @@ from router.frontends.extproc.gateway_exchange import GatewayExchange, set_heade
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
 from router.frontends.extproc.metadata import POD_HEADER, served_in
 from router.frontends.http.attempt import Forwarder
-from router.frontends.http.relay import relay
-from router.frontends.http.replies import WholeReply
+from router.frontends.http.relay import WholeReply, relay
 from router.request.context import RequestContext
 from router.request.decisions import addresses_of
 from router.request.effects import Downstream

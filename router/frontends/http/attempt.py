@@ -12,8 +12,7 @@ from time import monotonic
 from router.decision import Candidate, Split
 from router.errors import UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
-from router.frontends.http.relay import AnyReply, relay, relay_joined
-from router.frontends.http.replies import message_error
+from router.frontends.http.relay import AnyReply, message_error, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
 from router.frontends.waits import Waits
 from router.request.context import RequestContext

@@ -45,7 +45,7 @@ class SaidCall(msgspec.Struct, gc=False):
 
 
 class Record(msgspec.Struct):
-    """One answer so far. Texts are UTF-8."""
+    """What a client has received of one streamed answer, and the token ids that it was made of. Texts are UTF-8."""
 
     id: str = ""
     created: int = 0

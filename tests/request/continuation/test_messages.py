@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.frontends.http.replies import WholeReply, message_error
+from router.frontends.http.relay import WholeReply, message_error
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.continuation.messages import MessageStream, chat_of, converts
 from router.request.continuation.plan import first_body
