@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from router.admission.admission_queue import AdmissionQueue
-from router.admission.fair_order import Waiting
-from router.admission.tenant import Tenant
-from router.decision import Candidate
-from router.errors import RouterError
-from router.index.stored_responses import StoredResponse
-from router.request.inbound import HeaderList
-from router.types import InferenceRequest, PromptPrefix
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a connection needs the client's side alone, and no core
+    from router.admission.admission_queue import AdmissionQueue
+    from router.admission.fair_order import Waiting
+    from router.admission.tenant import Tenant
+    from router.decision import Candidate
+    from router.errors import RouterError
+    from router.index.stored_responses import StoredResponse
+    from router.request.inbound import HeaderList
     from router.request.tracker import Tracker
+    from router.types import InferenceRequest, PromptPrefix
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from router.decision import Candidate
 from router.engines.engine_catalog import ENGINES
 from router.errors import RouterError, UpstreamError
 from router.observe.counters import Counters
-from router.observe.ended import EndingSink
-from router.observe.receipts import RecordedDecision
+from router.observe.ended import EndingSink, RecordedDecision
 from router.phases import Phases
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
 from router.request.attempt_rules import AttemptRules

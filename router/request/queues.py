@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from router.admission.admission_queue import (
     MIN_RECHECK_MS,
+    AdmissionConfig,
     AdmissionQueue,
     QueueCandidate,
-    QueueLimits,
     Reason,
     Refusal,
     queue_candidate,
@@ -40,7 +40,7 @@ MAX_DEADLINE_DIGITS = 9
 class QueueSettings:
     """`senders`: see `AdmissionQueue`."""
 
-    limits: QueueLimits
+    limits: AdmissionConfig
     senders: Callable[[], int]
 
 

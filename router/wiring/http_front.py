@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor

@@ -33,8 +33,8 @@ from router.frontends.body_edits import BodyEdits
 from router.frontends.http.relay import RESPONSE, AnyReply, DecodeReply, WholeReply, as_stream, read_all
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
+from router.observe.ended import CLIENT_GONE
 from router.observe.metrics import Metrics
-from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext

@@ -16,7 +16,7 @@ import msgspec
 
 from router.engines.handoff.usage import UsageCorrection
 from router.errors import UpstreamBroken, UpstreamError
-from router.frontends.http.connection import Ready, Sink
+from router.frontends.http.connection import LARGE_PIECE_BYTES, Ready, Sink
 from router.guards import Bound, OutOfBounds
 from router.request.continuation.kept_stream import KeptStream, StreamState
 from router.request.effects import Downstream, Effects
@@ -26,13 +26,10 @@ from router.types import Endpoint, PodId
 
 RESPONSE = Bound("response", 16 * 1024 * 1024)
 """To requests of the router itself and prefill requests: it may have the tokens of a prompt, twice."""
-LARGE_PIECE_BYTES = 32 * 1024
-"""Larger pieces of responses are read in turns, one each time the loop runs: it takes a millisecond to read the tokens
-in 256 KiB, and many pods may send as much at once."""
 
 
 class AnyReply(IncomingResponse, Protocol):
-    """A response of a pod: its own (`upstream.Reply`), or one made of it (`replies.py`)."""
+    """A response of a pod: its own (`upstream.Reply`), or one made of it."""
 
     pod: PodId
     """The pod that responded."""
