@@ -26,9 +26,9 @@ from typing import Any
 
 import msgspec
 
+from loadtest.faults.soak import left_behind
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
-from loadtest.soak import left_behind
 from router.config.load import shipped
 from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
