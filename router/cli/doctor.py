@@ -35,6 +35,7 @@ from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.supervise import running, wait_until
+from router.feeds.watch import Watch
 from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import upstream_pools
 from router.frontends.prompt_readers import FleetLookups
@@ -52,7 +53,8 @@ from router.wiring.prompts import Prompts
 from router.wiring.tokenizer_files import is_local, load_tokenizer
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
-_FEEDS = ("pods of", "probe", "self-test", "index")
+_TESTS = ("probe", "self-test", "test of conversions", "test of pictures")
+"""The checks of pods that are run."""
 
 
 class Finding(NamedTuple):
@@ -91,7 +93,9 @@ async def _pods(it: Subject) -> Findings:
     def failing() -> list[str]:
         return [f"{one.source}: {one.error}" for one in it.parts.sources.statuses if one.error]
 
-    async with running({name: run for name, run in it.parts.feeds.items() if name.startswith(_FEEDS)}):
+    table = [[check for check in lane if check.name in _TESTS] for lane in it.parts.checks]
+    index = {"index": cluster.feeds["index"]} if cluster else {}
+    async with running({**it.parts.membership.feeds, **index, "checks of pods": Watch(fleet, table).run}):
         await wait_until(are_known, PODS_S)
         for status in fleet.snapshot.pods:
             served.update(status.pod.models)

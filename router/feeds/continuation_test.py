@@ -5,7 +5,6 @@ Until a pod has passed, its streams go on by being made again, or not at all (do
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,11 +13,9 @@ import structlog
 
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.pod_problems import Post
 from router.feeds.self_test import MAX_RETEST_FACTOR, SelfTestTiming
-from router.feeds.supervise import each_pod, pause
+from router.feeds.watch import Check, Post
 from router.fleet.fleet import Fleet
-from router.fleet.retry_pause import retry_pause_s
 from router.guards import Bound, OutOfBounds
 from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.joiner import Joiner
@@ -26,7 +23,7 @@ from router.request.continuation.plan import Continue, first_body, plan
 from router.request.continuation.recorder import Recorder
 from router.request.continuation.stream_events import END
 from router.request.continuation.terms import terms_of
-from router.types import Endpoint, Pod, PodId, PodState
+from router.types import Endpoint, Pod, PodState
 
 ANSWER = Bound("answer to a continuation test", 32 * 1024, 100)
 MAX_ANSWERS = 3
@@ -41,7 +38,7 @@ _GREEDY = {"temperature": 0, "stream": True, "max_tokens": 16, "ignore_eos": Tru
 log = structlog.get_logger()
 
 
-class ContinuationTestFeed:
+class ContinuationTest:
     """Tests pods that serve alone, and updates what they continue in the fleet."""
 
     def __init__(self, fleet: Fleet, post: Post, words_of: WordsOf, timing: SelfTestTiming) -> None:
@@ -50,18 +47,16 @@ class ContinuationTestFeed:
         self._words_of = words_of
         self._timing = timing
 
-    async def run(self) -> None:
-        await each_pod("continuation test", self._fleet, self._watch)
-
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        tested = failed = 0
-        while True:
-            status = self._fleet.status(pod_id)
-            if status is not None and status.state is PodState.READY and status.pod.epoch != tested:
-                is_done = await self.test(status.pod, is_first=not failed)
-                tested, failed = (status.pod.epoch, 0) if is_done else (tested, failed + 1)
-            retest_s = self._timing.retest_s
-            await pause(changed, retry_pause_s(failed + 1, retest_s, retest_s * MAX_RETEST_FACTOR))
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="continuation test",
+            run=lambda pod, turn: self.test(pod, is_first=not turn.failures),
+            due=lambda status: status.state is PodState.READY,
+            every_s=lambda _status: self._timing.retest_s,
+            max_s=self._timing.retest_s * MAX_RETEST_FACTOR,
+            once=True,
+        )
 
     async def test(self, pod: Pod, *, is_first: bool = True) -> bool:
         """Test a pod whose streams may be continued. False if the test should be repeated."""

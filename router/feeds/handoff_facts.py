@@ -5,7 +5,6 @@ They are fetched once per epoch: after a restart of the pod they are unknown unt
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ from router.addresses import split_url
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Dialect
 from router.errors import UpstreamError
-from router.feeds.supervise import each_pod, pause
+from router.feeds.watch import Check, Turn
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId, PodState, Role
 
@@ -39,27 +38,29 @@ class HandoffFacts:
         epoch, facts = self._known.get((pod.id, dialect), (None, None))
         return facts if epoch == pod.epoch else None
 
-    async def run(self) -> None:
-        await each_pod("handoff facts of", self.fleet, self._watch)
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="handoff facts",
+            run=self._fetch_missing,
+            due=lambda status: status.state is PodState.READY and bool(self._missing(status.pod)),
+            every_s=lambda _status: self.retry_s,
+            forget=self._forget,
+        )
 
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        try:
-            while True:
-                status = self.fleet.status(pod_id)
-                if status is not None and status.state is PodState.READY:
-                    await self._fetch_missing(status.pod)
-                await pause(changed, self.retry_s)
-        finally:
-            self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}
+    def _forget(self, pod_id: PodId) -> None:
+        self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}
 
-    async def _fetch_missing(self, pod: Pod) -> None:
-        """Fetch unknown facts. A decode pod never sends KV and has no bootstrap server."""
+    def _missing(self, pod: Pod) -> list[str]:
+        """Dialects whose facts are unknown. A decode pod never sends KV and has no bootstrap server."""
         if pod.role is Role.DECODE:
-            return
-        for name in sorted({pod.handoff, pod.pulls} - {""}):
+            return []
+        return [name for name in sorted({pod.handoff, pod.pulls} - {""}) if self.of(pod, name) is None]
+
+    async def _fetch_missing(self, pod: Pod, _turn: Turn) -> None:
+        for name in self._missing(pod):
             url = self.dialects[name].facts_url(pod)
-            if url is None or self.of(pod, name) is not None:
-                continue
+            assert url is not None, "facts without a URL are known"
             try:
                 answer = await self.get_url(url, self.timeout_s, pod=_credentials(pod, url))
             except UpstreamError:

@@ -15,9 +15,8 @@ import structlog
 
 from router.engines.adapter import cached_token_count
 from router.errors import UpstreamError, UpstreamTimeout
-from router.feeds.pod_problems import Post
 from router.feeds.self_test import SelfTestTiming
-from router.feeds.supervise import each_pod, pause
+from router.feeds.watch import Check, Post
 from router.fleet.fleet import Fleet
 from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
 from router.stores.prefix_store import LocalStore
@@ -34,7 +33,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class HitTestFeed:
+class HitTest:
     """Tests pods, and reports to the index what they do. `publishes_events(pod_id)`: whether it gets their events."""
 
     fleet: Fleet
@@ -43,19 +42,15 @@ class HitTestFeed:
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
 
-    async def run(self) -> None:
-        await each_pod("hit test", self.fleet, self._watch)
-
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        tested = failed = 0
-        while True:
-            status = self.fleet.status(pod_id)
-            if status is not None and status.pod.epoch != tested and self.may_test(status):
-                is_done = await self.test(status.pod, is_last=failed + 1 == MAX_TESTS)
-                failed += is_done is not None
-                if is_done:
-                    tested, failed = status.pod.epoch, 0
-            await pause(changed, self.timing.retest_s)
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="hit test",
+            run=lambda pod, turn: self.test(pod, is_last=turn.failures + 1 == MAX_TESTS),
+            due=self.may_test,
+            every_s=lambda _status: self.timing.retest_s,
+            once=True,
+        )
 
     def may_test(self, status: PodStatus) -> bool:
         """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError
-from router.feeds.pod_problems import Post
+from router.feeds.watch import Post
 from router.fleet.fleet import Fleet
 from router.prompt.pictures.learnt import Wanted
 from router.prompt.pictures.picture_reader import PictureReader

@@ -7,24 +7,31 @@ engine reports a fault. /v1/models and /metrics do not count, because a busy eng
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
 
+from router.addresses import split_url, url_host
 from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
-from router.feeds.pod_problems import Fetch, excess, fetch_facts, unusable_reason
-from router.feeds.supervise import each_pod, pause
+from router.engines.forwarded_paths import api_end
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout, shortened
+from router.feeds.watch import Check, Fetch, Turn
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
 from router.stores.logged_once import LoggedOnce
-from router.types import Pod, PodId, PodState
+from router.types import Pod, PodId, PodState, PodStatus
 
+MAX_REASON_CHARACTERS = 400
+_ALLOWED = " that `pods[].models` allows"
+_CHECK = "check that the URL is an engine's and `engine` is right"
+_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 JOINING_INTERVAL_S = 0.1
 """Interval for a pod that is not up yet, so that it gets traffic within a second of its start."""
 
@@ -47,7 +54,7 @@ class _Seen:
 
 
 @dataclass(slots=True, eq=False)
-class ProbeFeed:
+class PodProbe:
     """Moves pods between JOINING, READY and EJECTED. `on_described(pod, facts)` is called before a pod becomes READY
     for the first time, and after each of its restarts."""
 
@@ -56,25 +63,24 @@ class ProbeFeed:
     fetch: Fetch
     on_described: Callable[[Pod, PodFacts], None]
     config: Probes
+    _seen: dict[PodId, _Seen] = field(default_factory=dict)
 
-    async def run(self) -> None:
-        await each_pod("probe of", self.fleet, self._watch)
+    @property
+    def check(self) -> Check:
+        def is_due(status: PodStatus) -> bool:
+            return self.breaker.may_probe(status.pod.id, time.monotonic())
 
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        seen = _Seen()
-        while True:
-            status = self.fleet.status(pod_id)
-            if status is not None and self.breaker.may_probe(pod_id, time.monotonic()):
-                await self._probe(status.pod, seen)
-            await pause(changed, self._pause_s(pod_id))
+        def forget(pod_id: PodId) -> None:
+            self._seen.pop(pod_id, None)
 
-    def _pause_s(self, pod_id: PodId) -> float:
-        status = self.fleet.status(pod_id)
-        joining = status is not None and status.state is PodState.JOINING
-        return min(self.config.health_interval_s, JOINING_INTERVAL_S) if joining else self.config.health_interval_s
+        return Check(name="probe", run=self._probe, due=is_due, every_s=self._every_s, forget=forget)
 
-    async def _probe(self, pod: Pod, seen: _Seen) -> None:
-        sent_s = time.monotonic()
+    def _every_s(self, status: PodStatus) -> float:
+        every_s = self.config.health_interval_s
+        return min(every_s, JOINING_INTERVAL_S) if status.state is PodState.JOINING else every_s
+
+    async def _probe(self, pod: Pod, _turn: Turn) -> None:
+        seen, sent_s = self._seen.setdefault(pod.id, _Seen()), time.monotonic()
         try:
             await self.fetch(pod, ENGINES[pod.engine].health_path, self.config.health_timeout_s)
         except UpstreamError as error:
@@ -166,3 +172,77 @@ class ProbeFeed:
         reason = unusable_reason(pod, error)
         self.fleet.explain_state(pod.id, reason)
         seen.reasons.warn("pod cannot be used", pod=pod.id, reason=reason)
+
+
+async def fetch_facts(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts:
+    """What the pod reports about itself. Raises `UpstreamError` if it does not list its models."""
+    adapter = ENGINES[pod.engine]
+    paths = adapter.describe_paths
+    results = await asyncio.gather(*(fetch(pod, path, timeout_s) for path in paths), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, UpstreamError):
+            raise result
+    answers = {path: body for path, body in zip(paths, results, strict=True) if isinstance(body, bytes)}
+    try:
+        facts = adapter.describe(answers, pod)
+    except OutOfBounds as error:
+        raise UpstreamBroken(f"pod {pod.id}: {error}", pod=pod.id) from error
+    if facts is not None:
+        return facts
+    if isinstance(results[0], UpstreamError):
+        raise results[0]
+    raise UpstreamBroken(f"{paths[0]} lists no models{_ALLOWED if pod.allowed_models else ''}; {_CHECK}")
+
+
+def excess(error: Exception) -> str:
+    """What the pod sent too much of; empty for errors of another cause."""
+    return str(next((cause for cause in _causes(error) if isinstance(cause, OutOfBounds)), ""))
+
+
+def unusable_reason(pod: Pod, error: UpstreamError) -> str:
+    """What is wrong and what to do, for an error of a probe of the pod."""
+    problem = _connect_problem(pod, error) or _status_problem(pod, error) or str(error)
+    return shortened(problem.removeprefix(f"pod {pod.id}: "), MAX_REASON_CHARACTERS)
+
+
+def _connect_problem(pod: Pod, error: UpstreamError) -> str:
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return f"unknown host name {url_host(pod.url)!r}; correct pods[].url or the DNS of this machine"
+        if isinstance(cause, ssl.SSLError):
+            return _tls_problem(pod, cause)
+        if isinstance(cause, ConnectionRefusedError):
+            return f"connection refused by {_address(pod)}; check that the engine runs and listens there"
+    return ""
+
+
+def _tls_problem(pod: Pod, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message
+        if "mismatch" in why:
+            return f"TLS certificate is not for this host ({why}); correct the host in pods[].url"
+        return f"TLS certificate not trusted ({why}); set pods[].tls.ca_file to the certificate of its authority"
+    return f"TLS handshake failed ({error.reason}); check that {_address(pod)} serves https, or use http in pods[].url"
+
+
+def _status_problem(pod: Pod, error: UpstreamError) -> str:
+    if not isinstance(error, UpstreamBroken) or error.status not in (*_DENIED, HTTPStatus.NOT_FOUND):
+        return ""
+    if error.status == HTTPStatus.NOT_FOUND:
+        path = split_url(pod.url).path
+        unneeded = api_end(path)
+        wrong = f"remove {unneeded}, which the router appends, from" if unneeded else f"check the path {path} of"
+        return f"{error}; {wrong} pods[].url" if path else ""
+    if source := pod.bearer_file or pod.bearer_env:
+        return f"{error.status} {HTTPStatus(error.status).phrase}; the engine does not accept the key of {source}"
+    return f"{error}; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
+
+
+def _address(pod: Pod) -> str:
+    return pod.socket or split_url(pod.url).netloc
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

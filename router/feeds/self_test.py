@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os.path import commonprefix
@@ -17,30 +17,33 @@ from typing import Any, TypeAlias
 
 import structlog
 
+from router.apis.api import WORDS, long_text, text_part
 from router.engines.adapter import PROBE_ANSWER, TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.pod_problems import Post
-from router.feeds.probe_bodies import (
-    MakeGroups,
-    Probe,
-    conversion_probes,
-    embeddings_probe,
-    picture_probes,
-    probes,
-)
-from router.feeds.supervise import each_pod, pause
+from router.feeds.watch import Check, Post, Turn
 from router.fleet.fleet import Fleet
-from router.fleet.retry_pause import retry_pause_s
-from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
+from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust, PromptPrefix
 
 MAX_RETEST_FACTOR = 64
 """A failed test of a conversion is repeated after up to as many times `retest_s`: the engine may have no such endpoint.
 """
 
 POLL_S = 0.02
+
+_SMALL = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAC0lEQVR42mNgQAYAAA4AATo1BFYAAAAASUVORK5CYII="
+"""A PNG of 2 x 2 pixels, which models enlarge."""
+_SCREENSHOT = (
+    "iVBORw0KGgoAAAANSUhEUgAABQAAAALQAQAAAADnBuD7AAAAh0lEQVR42u3BMQEAAADCoPVPbQlPoAAAAAAAAAAAAAAAAAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAB4GsTfAAGc95RKAAAAAElFTkSuQmCC"
+)
+"""A PNG of 1280 x 720 pixels, black and white, which engines convert to RGB."""
+
+Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
+MakeGroups: TypeAlias = Callable[[str, str, int | None], Iterable[Sequence[Probe]]]
+"""As `MakeProbes`, with the endpoint of each."""
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
@@ -156,7 +159,7 @@ class SelfTestTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class ParityFeed:
+class SelfTest:
     """Tests pods and updates their trust in the fleet. `publishes_events(pod_id)`: whether the index receives the pod's
     KV events; if so, they must announce the probe's blocks."""
 
@@ -167,26 +170,37 @@ class ParityFeed:
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
 
-    async def run(self) -> None:
-        await each_pod("parity", self.fleet, self._watch)
+    @property
+    def checks(self) -> Sequence[Check]:
+        """The self-test, and what is tested of a pod that has passed it."""
 
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        failed = pictures_tested = 0
-        logged = LoggedOnce()
-        while True:
-            status = self.fleet.status(pod_id)
-            if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
-                failed, logged = 0, LoggedOnce()
-                self._record(status.pod, await self.test(status.pod))
-                status = self.fleet.status(pod_id)
-            if status and status.pod.trust is PrefixTrust.TRUSTED and _untested(status.pod):
-                failed = 0 if await self._test_conversions(status.pod, logged) else failed + 1
-            if status and status.pod.trust is PrefixTrust.TRUSTED and status.pod.epoch != pictures_tested:
-                pictures_tested = status.pod.epoch if await self._test_pictures(status.pod) else 0
-            retest_s = self.timing.retest_s
-            await pause(changed, retry_pause_s(failed + 1, retest_s, retest_s * MAX_RETEST_FACTOR))
+        def is_trusted(status: PodStatus) -> bool:
+            return status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
 
-    async def _test_conversions(self, pod: Pod, logged: LoggedOnce) -> bool:
+        def every_s(_status: PodStatus) -> float:
+            return self.timing.retest_s
+
+        return (
+            Check(
+                name="self-test",
+                run=self._test_parity,
+                due=lambda status: status.state is PodState.READY and not is_trusted(status),
+                every_s=every_s,
+            ),
+            Check(
+                name="test of conversions",
+                run=self._test_conversions,
+                due=lambda status: is_trusted(status) and bool(_untested(status.pod)),
+                every_s=every_s,
+                max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
+            ),
+            Check(name="test of pictures", run=self._test_pictures, due=is_trusted, every_s=every_s, once=True),
+        )
+
+    async def _test_parity(self, pod: Pod, _turn: Turn) -> None:
+        self._record(pod, await self.test(pod))
+
+    async def _test_conversions(self, pod: Pod, turn: Turn) -> bool:
         """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. A mismatch
         is logged once; that a pod has no such endpoint is not."""
         passed: set[Endpoint] = set(pod.converts)
@@ -196,12 +210,12 @@ class ParityFeed:
                 passed |= {one for one in Endpoint if endpoint in (one, one.api.proven_with)}
             elif report.trust is PrefixTrust.MISMATCH:
                 event = _WARNINGS.get(endpoint, _NOT_TRUSTED)
-                logged.warn(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+                turn.logged.warn(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
         if self.fleet.same_epoch(pod):
             self.fleet.learn(pod.id, converts=frozenset(passed))
         return passed.issuperset(_untested(pod))
 
-    async def _test_pictures(self, pod: Pod) -> bool:
+    async def _test_pictures(self, pod: Pod, _turn: Turn) -> bool:
         """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the
         test must be repeated."""
         report = await self._test_conversion(
@@ -318,3 +332,42 @@ class ParityFeed:
         except TimeoutError:
             pass  # the evaluation reports missing blocks
         return self.store.full_and_hit(pod_id, prompt)[0]
+
+
+# --- what is sent ---
+
+
+def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
+    """Probe requests, the most thorough first: a chat with several roles, a chat without a system message (some
+    templates refuse one), a completion. `nonce` prevents cache hits. Each word is at least one token."""
+    text = long_text(block_tokens)
+    system = {"role": "system", "content": f"{nonce} You are a probe. {WORDS}"}
+    turns = [
+        {"role": "user", "content": f"{nonce}\n{text}"},
+        {"role": "assistant", "content": f"Well, {WORDS}"},
+        {"role": "user", "content": "And?"},
+    ]
+    common = {"model": model, "max_tokens": 1, "temperature": 0}
+    yield Endpoint.CHAT, {**common, "messages": [system, *turns]}
+    yield Endpoint.CHAT, {**common, "messages": turns}
+    yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
+
+
+def embeddings_probe(model: str, nonce: str, block_tokens: int | None) -> Probe:
+    """A text to embed. Only KV events show its tokens."""
+    return Endpoint.EMBEDDINGS, {"model": model, "input": f"{nonce} {long_text(block_tokens)}"}
+
+
+def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
+    """With a picture: its number of tokens shows the limits of its size, and the blocks behind it its identifier."""
+    for encoded in (_SMALL, _SCREENSHOT):
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
+        content = [text_part(f"{nonce} Look:"), shown, text_part(long_text(block_tokens))]
+        messages = [{"role": "user", "content": content}]
+        yield [(Endpoint.CHAT, {"model": model, "max_tokens": 1, "temperature": 0, "messages": messages})]
+
+
+def conversion_probes(endpoint: Endpoint) -> MakeGroups:
+    make = endpoint.api.probes
+    assert make is not None
+    return lambda *about: ([(endpoint, body) for body in group] for group in make(*about))

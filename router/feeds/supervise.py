@@ -1,4 +1,4 @@
-"""Runs feeds as background tasks: restarts them after errors, and runs one task for each pod until it is cancelled."""
+"""Runs feeds as background tasks, and restarts them after errors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
-from router.fleet.fleet import Fleet
 from router.fleet.retry_pause import retry_pause_s
-from router.types import Pod, PodId, PodState
 
 FIRST_WAIT_S = 0.2
 MAX_WAIT_S = 10.0
@@ -29,10 +27,28 @@ JITTER = 0.1
 Feeds: TypeAlias = Mapping[str, Callable[[], Awaitable[None]]]
 """Background tasks by name. Each runs until it is cancelled."""
 T = TypeVar("T")
-PodTask: TypeAlias = Callable[[PodId, asyncio.Event], Awaitable[None]]
-"""Runs while the pod exists. The event is set when the pod's state or epoch changes."""
 
 log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The errors of one feed in a row, without `STEADY_S` between two of them."""
+
+    failures: int = 0
+    logged: str = ""
+    failed_s: float = 0.0
+
+    def after(self, name: str, error: Exception, now_s: float) -> float:
+        """How long to wait after an error. Logs it, unless it repeats the last one."""
+        if now_s - self.failed_s >= STEADY_S:
+            self.failures, self.logged = 0, ""
+        self.failures, self.failed_s = self.failures + 1, now_s
+        wait_s = retry_pause_s(self.failures, FIRST_WAIT_S, MAX_WAIT_S)
+        if repr(error) != self.logged:
+            self.logged = repr(error)
+            log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
+        return wait_s
 
 
 async def supervise(
@@ -44,20 +60,12 @@ async def supervise(
 ) -> None:
     """Run `feed` until it returns or this task is cancelled. Restart it with backoff when it raises. An error that
     repeats is logged once until the feed has run for `STEADY_S`."""
-    now_s = clock or asyncio.get_running_loop().time
-    failures, logged = 0, ""
+    now_s, restarts = clock or asyncio.get_running_loop().time, Restarts()
     while True:
-        started_s = now_s()
         try:
             return await feed()
         except Exception as error:
-            if now_s() - started_s >= STEADY_S:
-                failures, logged = 0, ""
-            failures += 1
-            wait_s = retry_pause_s(failures, FIRST_WAIT_S, MAX_WAIT_S)
-            if repr(error) != logged:
-                logged = repr(error)
-                log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
+            wait_s = restarts.after(name, error, now_s())
         await sleep(wait_s)
 
 
@@ -75,35 +83,6 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in waited:
         task.cancel()
     await asyncio.gather(*waited, return_exceptions=True)
-
-
-async def each_pod(name: str, fleet: Fleet, run: PodTask) -> None:
-    """Run `run` supervised for each pod of the fleet, as pods come and go, until cancelled."""
-    pod_changed: dict[PodId, asyncio.Event] = {}
-    fleet_changed = asyncio.Event()
-
-    def on_change(pod: Pod, _old: PodState, _new: PodState) -> None:
-        fleet_changed.set()
-        if pod.id in pod_changed:
-            pod_changed[pod.id].set()
-
-    unlisten = fleet.listen(on_change)
-    tasks: dict[PodId, asyncio.Task[None]] = {}
-    try:
-        async with asyncio.TaskGroup() as group:
-            while True:
-                fleet_changed.clear()
-                present = {status.pod.id for status in fleet.snapshot.pods}
-                for pod_id in tasks.keys() - present:
-                    tasks.pop(pod_id).cancel()
-                    del pod_changed[pod_id]
-                for pod_id in present - tasks.keys():
-                    pod_changed[pod_id] = asyncio.Event()
-                    feed = partial(run, pod_id, pod_changed[pod_id])
-                    tasks[pod_id] = group.create_task(supervise(f"{name} {pod_id}", feed))
-                await fleet_changed.wait()
-    finally:
-        unlisten()
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
@@ -127,11 +106,15 @@ async def wait_until(condition: Callable[[], object], timeout_s: float) -> bool:
     return bool(condition())
 
 
+def jittered(interval_s: float) -> float:
+    """With some variation, so that pods that were added together are not asked together."""
+    return interval_s * random.uniform(1 - JITTER, 1 + JITTER)
+
+
 async def pause(changed: asyncio.Event, interval_s: float) -> None:
-    """Wait for `interval_s` with jitter, or until the pod changes."""
-    interval_s *= random.uniform(1 - JITTER, 1 + JITTER)
+    """Wait for `interval_s` with jitter, or until the event is set. Clears it."""
     # Half the CPU of `asyncio.timeout`, which cancels the task.
-    timer = asyncio.get_running_loop().call_later(interval_s, changed.set)
+    timer = asyncio.get_running_loop().call_later(jittered(interval_s), changed.set)
     try:
         await changed.wait()
     finally:

@@ -13,18 +13,18 @@ from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.calibration_feed import CalibrationFeed
-from router.feeds.continuation_test import ContinuationTestFeed
+from router.feeds.continuation_test import ContinuationTest
 from router.feeds.discovery.membership import Membership
 from router.feeds.handoff_facts import HandoffFacts
-from router.feeds.hit_test import HitTestFeed
+from router.feeds.hit_test import HitTest
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.load_feed import LoadFeed
-from router.feeds.matching_log import MatchingLog
 from router.feeds.picture_learner import PictureLearner
-from router.feeds.pod_problems import log_changes
-from router.feeds.probe import ProbeFeed
-from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
+from router.feeds.pod_log import MatchingLog, log_changes
+from router.feeds.probe import PodProbe
+from router.feeds.scrapes import LoadScrapes
+from router.feeds.self_test import ProbeReader, SelfTest, SelfTestTiming
 from router.feeds.supervise import Feeds
+from router.feeds.watch import Check, Lanes, Watch
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet
@@ -118,29 +118,42 @@ class FleetParts:
 
     @property
     def feeds(self) -> Feeds:
-        config, fetch = self._config.probes, self._pools.fetch
         feeds = {
             **self.membership.feeds,
-            "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
-            "load": LoadFeed(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).run,
+            "checks of pods": Watch(self.fleet, self.checks).run,
             "matching log": self.matching_log.run,
-            "handoff facts": self.handoff_facts.run,
             **self._calibration.runs,
             **(self.cluster.feeds if self.cluster else {}),
         }
-        if config.self_test:
-            timing, prompts = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts
-            reader = ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures)
-            parity = ParityFeed(self.fleet, self.store, self._pools.post, reader, self.publishes_events, timing)
-            feeds["self-test"] = parity.run
-            hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
-            feeds["hit test"] = hits.run
-            if self._words_of is not None:
-                continuation = ContinuationTestFeed(self.fleet, self._pools.post, self._words_of, timing)
-                feeds["continuation test"] = continuation.run
+        if self._config.probes.self_test:
+            prompts = self._prompts
             learner = PictureLearner(self.fleet, self._pools.post, prompts.of_probe, prompts.wanted_pictures)
             feeds["pictures"] = learner.run
         return feeds
+
+    @property
+    def checks(self) -> Lanes:
+        """The table of what is checked of each pod."""
+        config, fetch = self._config.probes, self._pools.fetch
+        return (
+            [PodProbe(self.fleet, self.breaker, fetch, self._on_described, config).check],
+            [LoadScrapes(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).check],
+            [self.handoff_facts.check],
+            [*self._tests, self.matching_log.check],
+        )
+
+    @property
+    def _tests(self) -> list[Check]:
+        if not self._config.probes.self_test:
+            return []
+        fleet, post, prompts = self.fleet, self._pools.post, self._prompts
+        timing = SelfTestTiming(retest_s=self._config.probes.self_test_interval_s)
+        reader = ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures)
+        self_test = SelfTest(fleet, self.store, post, reader, self.publishes_events, timing)
+        tests = [*self_test.checks, HitTest(fleet, self.store, post, self.publishes_events, timing).check]
+        if self._words_of is not None:
+            tests.append(ContinuationTest(fleet, post, self._words_of, timing).check)
+        return tests
 
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""

@@ -25,7 +25,7 @@ from router.config.schema import RouterConfig
 from router.config.startup_files import StaleFile, StartupFiles
 from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import conversion_of, picture_identities
-from router.feeds.matching_log import untested
+from router.feeds.pod_log import untested
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed

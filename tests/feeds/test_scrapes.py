@@ -13,11 +13,12 @@ from structlog.testing import capture_logs
 from router.config.schema import Probes
 from router.decision import Lease
 from router.engines.prometheus import METRICS
-from router.feeds.load_feed import LoadFeed
-from router.feeds.pod_problems import Fetch
+from router.feeds.scrapes import LoadScrapes
+from router.feeds.watch import Fetch, Turn
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState
+from tests.feeds.conftest import watched
 from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +37,17 @@ def fetching(network: Network) -> Fetch:
     return fetch
 
 
+async def scrape(feed: LoadScrapes, pod_id: str) -> None:
+    """As the watch does it for a pod whose scrape is due."""
+    status = feed.fleet.status(pod_id)
+    if status is not None and feed.check.due(status):
+        await feed.check.run(status.pod, Turn(feed.check))
+
+
+def interval_s(feed: LoadScrapes) -> float:
+    return feed.check.every_s(feed.fleet.snapshot.pods[0])
+
+
 def load(fleet: Fleet, pod_id: str) -> PodLoad:
     status = fleet.status(pod_id)
     assert status is not None
@@ -47,8 +59,8 @@ async def test_slow_pods_do_not_delay_others(network: Network, running: Running,
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
     network["quick"].answers["/metrics"] = metrics(1)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
-    async with running(feed.run()):
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
+    async with running(watched(fleet, feed.check)):
         await until(lambda: load(fleet, "quick").running == 1)
         network["quick"].answers["/metrics"] = metrics(2)
         await until(lambda: load(fleet, "quick").running == 2)
@@ -61,24 +73,24 @@ async def test_an_idle_pod_is_scraped_half_as_often(network: Network) -> None:
     """Idle by its own metrics and by the ledger."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
-    feed = LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0))
-    assert feed.interval_s("a") == 0.5
+    feed = LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0))
+    assert interval_s(feed) == 0.5
     lease = ledger.book(pod, 100, 0, 0.0)
-    assert feed.interval_s("a") == 0.25
+    assert interval_s(feed) == 0.25
     ledger.release(lease, 0.1)
     for busy in (PodLoad(1, 0, 0.1, 1.0), PodLoad(0, 1, 0.1, 1.0)):
         fleet.observe_load("a", busy)
-        assert feed.interval_s("a") == 0.25
+        assert interval_s(feed) == 0.25
     fleet.observe_load("a", PodLoad(0, 0, 0.9, 2.0))
-    assert feed.interval_s("a") == 0.5
+    assert interval_s(feed) == 0.5
 
 
 async def test_a_failed_scrape_changes_nothing(network: Network) -> None:
     """The last load stays with its age, and the pod is not ejected."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
     network["a"].answers["/metrics"] = metrics(3)
-    await feed.scrape("a")
+    await scrape(feed, "a")
     before, received_at_s = load(fleet, "a"), fleet.received_at_s("a")
     assert before.running == 3
     assert received_at_s > 0.0
@@ -86,9 +98,9 @@ async def test_a_failed_scrape_changes_nothing(network: Network) -> None:
     for broken in ({"statuses": {"/metrics": 500}}, {"answers": {"/metrics": b"?"}}, {"hangs": {"/metrics"}}):
         for name, value in broken.items():
             setattr(network["a"], name, value)
-        await feed.scrape("a")
+        await scrape(feed, "a")
     network["a"].refuses = True
-    await feed.scrape("a")
+    await scrape(feed, "a")
     assert load(fleet, "a") == before
     assert fleet.snapshot.pods[0].state is PodState.READY
 
@@ -99,9 +111,9 @@ async def test_only_ready_and_draining_pods_are_scraped(network: Network) -> Non
     fleet.event("draining", PodEvent.DRAIN)
     fleet.event("ejected", PodEvent.EJECT)
     fleet.sync([*(status.pod for status in fleet.snapshot.pods), make_pod("joining")])
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
     for pod_id in ("ready", "draining", "ejected", "joining", "unknown"):
-        await feed.scrape(pod_id)
+        await scrape(feed, pod_id)
     assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
 
 
@@ -110,9 +122,9 @@ async def test_each_rank_of_a_port_has_its_own_load(network: Network) -> None:
     ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
     fleet = fleet_of(*ranks)
     network["a"].answers["/metrics"] = metrics(1, engine=0) + metrics(5, engine=1)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
-    await feed.scrape("a#0")
-    await feed.scrape("a#1")
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
+    await scrape(feed, "a#0")
+    await scrape(feed, "a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
 
 
@@ -139,7 +151,7 @@ async def test_prompts_of_this_router_do_not_count_as_foreign(network: Network, 
     network["a"].answers["/metrics"] = page
     if booked == "before the question":
         ours.append(ledger.book(pod, 1000, 0, 0.0))
-    await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
+    await scrape(LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)), "a")
     assert load(fleet, "a").foreign_waiting == 2
     ledger.release(ours[0], 0.2)
     assert load(fleet, "a").foreign_waiting == 2
@@ -153,7 +165,7 @@ async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network) -> 
     fleet = fleet_of(pod)
     ledger.first_token(ledger.book(pod, 1000, 0, 0.0), 0.1)
     network["a"].answers["/metrics"] = queue_of(1)
-    await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
+    await scrape(LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)), "a")
     assert load(fleet, "a").foreign_waiting == 1
 
 
@@ -165,14 +177,14 @@ def page(waiting: str) -> bytes:
 async def test_a_pod_whose_load_cannot_be_true_counts_as_one_without_a_load(network: Network) -> None:
     """Its last load is forgotten, too; it is logged once, and the pod stays ready."""
     fleet, excess = fleet_of(make_pod("a")), list[object]()
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(), lambda *found: excess.append(found))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(), lambda *found: excess.append(found))
     network["a"].answers["/metrics"] = page("3")
-    await feed.scrape("a")
+    await scrape(feed, "a")
     assert load(fleet, "a").waiting == 12
     network["a"].answers["/metrics"] = page("1e308")
     with capture_logs() as logs:
         for _ in range(3):
-            await feed.scrape("a")
+            await scrape(feed, "a")
     assert load(fleet, "a") == PodLoad() and not excess
     assert [(line["pod"], line["reason"]) for line in logs] == [
         ("a", "vllm:num_requests_waiting is 1e+308, expected 0 to 1e+06")
@@ -182,9 +194,9 @@ async def test_a_pod_whose_load_cannot_be_true_counts_as_one_without_a_load(netw
 async def test_a_pod_with_more_metrics_than_are_read_is_reported(network: Network) -> None:
     """Its load is unknown."""
     fleet, excess = fleet_of(make_pod("a")), list[tuple[str, str]]()
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(), lambda pod, why, _: excess.append((pod, why)))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(), lambda pod, why, _: excess.append((pod, why)))
     network["a"].answers["/metrics"] = b"#" * METRICS.max_bytes + metrics(1)
-    await feed.scrape("a")
+    await scrape(feed, "a")
     size_bytes = METRICS.max_bytes + len(metrics(1))
     assert load(fleet, "a") == PodLoad()
     assert excess == [("a", f"page of metrics: {size_bytes} bytes, at most {METRICS.max_bytes} are read")]
@@ -198,11 +210,11 @@ RETIRED = b'{"error": "This data-parallel rank has been retired and is awaiting 
 async def test_a_pod_that_is_being_scaled_is_drained_until_it_answers_again(network: Network, said: bytes) -> None:
     """Its health check succeeds meanwhile."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes())
     states = []
     for answer, status in ((said, 503), (metrics(1), 200)):
         network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
-        await feed.scrape("a")
+        await scrape(feed, "a")
         states.append(fleet.snapshot.pods[0].state)
     assert states == [PodState.DRAINING, PodState.JOINING]
 
@@ -210,15 +222,15 @@ async def test_a_pod_that_is_being_scaled_is_drained_until_it_answers_again(netw
 async def test_a_pod_that_an_operator_has_drained_stays_drained_when_it_has_been_scaled(network: Network) -> None:
     fleet = fleet_of(make_pod("a"))
     fleet.event("a", PodEvent.DRAIN)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes())
     for answer, status in ((SCALING, 503), (metrics(1), 200)):
         network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
-        await feed.scrape("a")
+        await scrape(feed, "a")
     assert fleet.snapshot.pods[0].state is PodState.DRAINING
 
 
 async def test_any_other_503_changes_no_state(network: Network) -> None:
     fleet = fleet_of(make_pod("a"))
     network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = b"overloaded", 503
-    await LoadFeed(fleet, Ledger(), fetching(network), Probes()).scrape("a")
+    await scrape(LoadScrapes(fleet, Ledger(), fetching(network), Probes()), "a")
     assert fleet.snapshot.pods[0].state is PodState.READY
