@@ -45,6 +45,20 @@ class LoadGauges:
     kv_usage: tuple[str, ...]
     rank_label: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.running + self.waiting + self.kv_usage
+
+
+def only(names: Iterable[str]) -> str:
+    """The query that asks for the samples with these names alone. Engines may ignore it, or answer nothing."""
+    return "?" + "&".join(f"name%5B%5D={name}" for name in names)
+
+
+def series(text: bytes, names: Iterable[str]) -> set[tuple[object, ...]]:
+    """The metrics with these names, by their labels. Raises `OutOfBounds`."""
+    return {(name, *sorted(one.labels.items())) for name in names for one in samples(text, name)}
+
 
 def samples(text: bytes, name: str) -> Iterator[Sample]:
     """Every sample of the metric with exactly this name. In the format they are consecutive, so the search stops after

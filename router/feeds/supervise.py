@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
@@ -31,26 +30,6 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class Restarts:
-    """The errors of one feed in a row, without `STEADY_S` between two of them."""
-
-    failures: int = 0
-    logged: str = ""
-    failed_s: float = 0.0
-
-    def after(self, name: str, error: Exception, now_s: float) -> float:
-        """How long to wait after an error. Logs it, unless it repeats the last one."""
-        if now_s - self.failed_s >= STEADY_S:
-            self.failures, self.logged = 0, ""
-        self.failures, self.failed_s = self.failures + 1, now_s
-        wait_s = retry_pause_s(self.failures, FIRST_WAIT_S, MAX_WAIT_S)
-        if repr(error) != self.logged:
-            self.logged = repr(error)
-            log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
-        return wait_s
-
-
 async def supervise(
     name: str,
     feed: Callable[[], Awaitable[None]],
@@ -60,12 +39,20 @@ async def supervise(
 ) -> None:
     """Run `feed` until it returns or this task is cancelled. Restart it with backoff when it raises. An error that
     repeats is logged once until the feed has run for `STEADY_S`."""
-    now_s, restarts = clock or asyncio.get_running_loop().time, Restarts()
+    now_s = clock or asyncio.get_running_loop().time
+    failures, logged = 0, ""
     while True:
+        started_s = now_s()
         try:
             return await feed()
         except Exception as error:
-            wait_s = restarts.after(name, error, now_s())
+            if now_s() - started_s >= STEADY_S:
+                failures, logged = 0, ""
+            failures += 1
+            wait_s = retry_pause_s(failures, FIRST_WAIT_S, MAX_WAIT_S)
+            if repr(error) != logged:
+                logged = repr(error)
+                log.exception("feed failed; restarting", feed=name, wait_s=wait_s)
         await sleep(wait_s)
 
 

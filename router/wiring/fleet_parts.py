@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -24,7 +24,7 @@ from router.feeds.probe import PodProbe
 from router.feeds.scrapes import LoadScrapes
 from router.feeds.self_test import ProbeReader, SelfTest, SelfTestTiming
 from router.feeds.supervise import Feeds
-from router.feeds.watch import Check, Lanes, Watch
+from router.feeds.watch import Check, Watch
 from router.fleet.breaker import Breaker, EjectionRules
 from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet
@@ -132,7 +132,7 @@ class FleetParts:
         return feeds
 
     @property
-    def checks(self) -> Lanes:
+    def checks(self) -> Sequence[Sequence[Check]]:
         """The table of what is checked of each pod."""
         config, fetch = self._config.probes, self._pools.fetch
         return (

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from router.config.schema import Probes
 from router.decision import Lease
 from router.engines.prometheus import METRICS
-from router.feeds.scrapes import LoadScrapes
+from router.feeds.scrapes import IDLE_FACTOR, LOOP_FACTOR, MAX_FACTOR, MAX_SHARE, LoadScrapes, intervals_s, metered
 from router.feeds.watch import Fetch, Turn
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
@@ -39,13 +42,15 @@ def fetching(network: Network) -> Fetch:
 
 async def scrape(feed: LoadScrapes, pod_id: str) -> None:
     """As the watch does it for a pod whose scrape is due."""
+    if pod_id in feed._scraped:
+        feed._scraped[pod_id].at_s = 0.0
     status = feed.fleet.status(pod_id)
     if status is not None and feed.check.due(status):
         await feed.check.run(status.pod, Turn(feed.check))
 
 
 def interval_s(feed: LoadScrapes) -> float:
-    return feed.check.every_s(feed.fleet.snapshot.pods[0])
+    return feed.interval_s(feed.fleet.snapshot.pods[0])
 
 
 def load(fleet: Fleet, pod_id: str) -> PodLoad:
@@ -234,3 +239,128 @@ async def test_any_other_503_changes_no_state(network: Network) -> None:
     network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = b"overloaded", 503
     await scrape(LoadScrapes(fleet, Ledger(), fetching(network), Probes()), "a")
     assert fleet.snapshot.pods[0].state is PodState.READY
+
+
+# --- how often ---
+
+
+@given(least_s=st.floats(0.01, 10.0), cost_s=st.floats(0.0, 0.1), busy=st.integers(0, 5000), idle=st.integers(0, 5000))
+def test_scrapes_take_at_most_a_tenth_of_a_core_and_pods_with_work_come_first(
+    least_s: float, cost_s: float, busy: int, idle: int
+) -> None:
+    """Unless the longest interval is reached. Idle pods give way before pods with work do."""
+    busy_s, idle_s = intervals_s(least_s, cost_s, busy, idle)
+    most_s = MAX_FACTOR * least_s
+    assert least_s <= busy_s <= most_s and IDLE_FACTOR * least_s <= idle_s <= most_s
+    assert cost_s * (busy / busy_s + idle / idle_s) <= MAX_SHARE * (1 + 1e-9) or idle_s == most_s
+    assert busy_s == least_s or idle_s == most_s or not idle
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "cost_s", "expected"),
+    [
+        (4, 36, 0.0007, (0.25, 0.5)),
+        (0, 500, 0.0007, (5.0, 3.5)),
+        (20, 480, 0.0007, (0.28, 5.0)),
+        (500, 0, 1e-4, (0.5, 5.0)),
+    ],
+)
+def test_examples_of_fleets(busy: int, idle: int, cost_s: float, expected: tuple[float, float]) -> None:
+    """At 0.25 s: a small one, an idle one on a slow core, one with few busy pods, a busy one on a fast core."""
+    busy_s, idle_s = intervals_s(0.25, cost_s, busy, idle)
+    assert (busy_s if busy else 5.0, idle_s) == pytest.approx(expected)
+
+
+async def test_the_cost_of_a_scrape_is_learnt_from_its_own_steps(network: Network) -> None:
+    """Not from its waits; an outlier, such as a step of a process that was stopped, hardly counts."""
+    feed = LoadScrapes(fleet_of(make_pod("a")), Ledger(), fetching(network), Probes())
+    for spent_s in [1e-4] * 100:
+        feed._spend(spent_s)
+    learnt_s = feed.cost_s
+    feed._spend(10.0)
+    assert learnt_s == pytest.approx(LOOP_FACTOR * 1e-4)
+    assert feed.cost_s < 1.1 * learnt_s
+
+
+async def test_a_metered_task_returns_raises_and_is_cancelled_as_any_other() -> None:
+    spent, ended, started = list[float](), list[str](), asyncio.Event()
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    async def endless() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.append("endless")
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("failed")
+
+    async def run(work: Any) -> Any:
+        return await metered(work, spent.append)
+
+    assert await run(work()) == "done" and len(spent) == 1
+    with pytest.raises(KeyError):
+        await run(failing())
+    task = asyncio.create_task(run(endless()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (ended, len(spent)) == (["endless"], 1)
+
+
+# --- what is asked for ---
+
+
+class FilteringPod:
+    """A page of which an engine gives the samples with the names of a query, all, or none."""
+
+    def __init__(self, network: Network, kind: str) -> None:
+        self.kind, self.paths, self.running = kind, list[str](), 1
+        network["a"].answers["/metrics"] = self.answer
+        self.fleet = fleet_of(make_pod("a"))
+        self.feed = LoadScrapes(self.fleet, Ledger(), fetching(network), Probes())
+
+    def answer(self, request: httpx.Request) -> bytes:
+        names = tuple(request.url.params.get_list("name[]"))
+        self.paths.append("part" if names else "page")
+        lines = [*metrics(self.running).splitlines(), b"vllm:num_requests_waiting 2", b"vllm:others 3"]
+        if names and self.kind != "ignored":
+            wanted = tuple(name.encode() for name in names if self.kind == "names" or "running" in name)
+            lines = [line for line in lines if self.kind != "empty" and line.startswith(wanted)]
+        return b"".join(line + b"\n" for line in lines)
+
+    async def scrape(self, times: int = 1) -> list[str]:
+        self.paths.clear()
+        for _ in range(times):
+            await scrape(self.feed, "a")
+        return list(self.paths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "then"), [("names", "part"), ("ignored", "page"), ("empty", "page"), ("only running", "page")]
+)
+async def test_a_part_is_asked_for_where_it_has_all_that_is_read(network: Network, kind: str, then: str) -> None:
+    """Tested once in each epoch."""
+    pod = FilteringPod(network, kind)
+    assert await pod.scrape(3) == ["page", "part", then, then]
+    assert load(pod.fleet, "a").waiting == 2
+    pod.fleet.restarted("a")
+    assert await pod.scrape(2) == ["page", "part", then]
+
+
+async def test_a_part_without_a_load_is_a_failed_scrape_and_tested_again(network: Network) -> None:
+    """The last load stays, and the pod has not shown that it is alive."""
+    pod = FilteringPod(network, "names")
+    await pod.scrape()
+    received_at_s = pod.fleet.received_at_s("a")
+    pod.kind, pod.running = "empty", 9
+    assert await pod.scrape() == ["part"]
+    assert (load(pod.fleet, "a").running, pod.fleet.received_at_s("a")) == (1, received_at_s)
+    assert await pod.scrape(2) == ["page", "part", "page"]
+    assert load(pod.fleet, "a").running == 9
