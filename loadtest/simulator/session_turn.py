@@ -13,7 +13,7 @@ from router.errors import HandoffFailed, RouterError
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.continuation.later_pods import other_pod
-from router.request.inbound import EVENT_STREAM, Inbound
+from router.request.inbound import EVENT_STREAM, Head
 from router.request.preparation_steps import Ticket, Tokens
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
 
@@ -40,7 +40,7 @@ def new_context(request_id: str, session: str, tenant: Tenant, model: str, now_s
         session=session,
         prompt=_PROMPT,
     )
-    return RequestContext(request, Inbound(request_id, "POST", b"/v1/completions", []), Phases(now_s), tenant)
+    return RequestContext(request, Head(request_id, "POST", b"/v1/completions", []), Phases(now_s), tenant)
 
 
 @dataclass(eq=False)

@@ -4,7 +4,7 @@ Each process has a ceiling for what it may have used in the window. The ceilings
 the limit, so it is kept while every process uses what it has without a word to the others. In the background, a process
 reports what it used of each limit and how much more it expects to need: what its requests wait for, and what it will
 probably use until the next exchange; the less is left, the less each asks to keep for itself. It gets a new ceiling
-from the book, a script in Redis (`stores/quota_book.py`): out of what no other process may use.
+from the book, a script in Redis (`stores/scripts.py`): out of what no other process may use.
 """
 
 from __future__ import annotations

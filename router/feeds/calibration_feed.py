@@ -1,63 +1,31 @@
-"""Applies the calibrated speeds of pods and links to the fleet, and shares them between routers.
-
-The fleet gets the current coefficients once a second. With a Redis, the coefficients of each served model are exchanged
-with the other routers every few seconds, so that a new router starts with them.
-"""
+"""Applies the calibrated speeds of pods and links to the fleet, once a second."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
 
-from router.feeds.supervise import Feeds
 from router.fleet.fleet import Fleet
 from router.policy.calibration import Calibration, class_key
 from router.policy.calibrator import Calibrator
 from router.types import Links, Pod
 
-if TYPE_CHECKING:
-    from router.stores.shared_state import SharedCalibration
-
 APPLY_S = 1.0
-EXCHANGE_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
 class CalibrationFeed:
-    """Applies and shares one calibration. `configured()` are the pods with their priors' speeds; `shared(model)` is the
-    exchange of one model."""
+    """Applies one calibration. `configured()` are the pods with their priors' speeds."""
 
     fleet: Fleet
     calibrator: Calibrator
     configured: Callable[[], Iterable[Pod]]
-    shared: Callable[[str], SharedCalibration] | None = None
-    _exchanges: dict[str, SharedCalibration] = field(default_factory=dict)
 
-    @property
-    def runs(self) -> Feeds:
-        return {"calibration": self.apply_forever} | ({"shared calibration": self.share} if self.shared else {})
-
-    async def apply_forever(self) -> None:
+    async def run(self) -> None:
         while True:
             self.apply()
             await asyncio.sleep(APPLY_S)
-
-    async def share(self) -> None:
-        from router.feeds.backoff import Backoff  # imports redis, which a router without a cluster does not need
-
-        backoff = Backoff("shared calibration")
-        while True:
-            if await backoff.attempt(self._exchange):
-                await asyncio.sleep(EXCHANGE_S if self._exchanges else APPLY_S)
-
-    async def _exchange(self) -> None:
-        assert self.shared is not None
-        for model in sorted({status.pod.base_model for status in self.fleet.snapshot.pods} - {""}):
-            if model not in self._exchanges:
-                self._exchanges[model] = self.shared(model)
-            await self._exchanges[model].exchange(self.calibrator.calibration)
 
     def apply(self) -> None:
         calibration, priors = self.calibrator.calibration, {pod.id: pod.speed for pod in self.configured()}

@@ -285,7 +285,7 @@ class SelfTest:
             return replace(report, hashes=Parity.NO_EVENTS)
         expected = expected_blocks(prompt, pod.block_size_tokens)
         known_blocks = await self._announced(pod.id, prompt, expected)
-        if pod.id in self.store.estimated or not self.publishes_events(pod.id):
+        if pod.id in self.store.unnamed or not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
         new_blocks = self.store.size_blocks(pod.id) - before_blocks
         return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id), new_blocks)
@@ -326,7 +326,7 @@ class SelfTest:
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
                 while self.publishes_events(pod_id) and not self.store.rejected_reason(pod_id):
                     found = self.store.full_and_hit(pod_id, prompt)[0]
-                    if found >= expected or pod_id in self.store.estimated:
+                    if found >= expected or pod_id in self.store.unnamed:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:

@@ -1,11 +1,11 @@
 """Which pods do operators keep from new requests? Drains by labels, each until it is ended.
 
-Routers share them (`feeds/cluster_feeds.py`); `feeds/discovery/membership.py` applies them to pods.
+Routers share them (`feeds/shared_rows.py`); `feeds/discovery/membership.py` applies them to pods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -39,10 +39,9 @@ def selector_of(text: str) -> str:
 
 
 class Drains:
-    """The drains in force, by selector. `on_change` is called when they are others."""
+    """The drains in force, by selector."""
 
     def __init__(self) -> None:
-        self.on_change: Callable[[], None] = lambda: None
         self.unshared: dict[str, Drain | None] = {}
         """Changes that other routers do not have yet; None: ended."""
         self._put({})
@@ -54,10 +53,12 @@ class Drains:
         self.unshared[selector] = drain
         self.replace(self.with_unshared(self.current))
 
-    def replace(self, drains: Mapping[str, Drain]) -> None:
-        if drains != self.current:
+    def replace(self, drains: Mapping[str, Drain]) -> bool:
+        """Whether they are others than before."""
+        is_changed = drains != self.current
+        if is_changed:
             self._put(drains)
-            self.on_change()
+        return is_changed
 
     def forget(self, pod_id: PodId) -> None:
         """A pod is gone: its own drain was for that process."""

@@ -11,13 +11,11 @@ from collections import deque
 from collections.abc import Sequence, Set
 
 from router.hashing import hashes_ahead
-from router.index.assumed import AssumedWindows
 from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.index.predicted import Prediction
 from router.types import BlockChange, BlocksByTier, BlocksCleared, Generation, KvEvent, PodId, PromptPrefix
 
 
@@ -36,8 +34,8 @@ class BlockMap:
         """What a test has shown of a pod; None where no known rule explained its hits."""
         self.ahead_tokens: dict[PodId, int] = {}
         """How many tokens behind a block the hashes of a pod include, if any."""
-        self.estimated: dict[PodId, AssumedWindows] = {}
-        """Those of them that do not announce which blocks they have."""
+        self.unnamed: set[PodId] = set()
+        """Pods whose layers all have windows or states: their events do not say which blocks they have."""
 
     @property
     def aheads(self) -> Set[int]:
@@ -61,7 +59,7 @@ class BlockMap:
             self._masks.forget(pod)
             self.ruled.discard(pod)
             self._tested.pop(pod, None)
-            self.estimated.pop(pod, None)
+            self.unnamed.discard(pod)
             self.ahead_tokens.pop(pod, None)
             self._evicted.of(holder.generation.model).holds(pod, 0)
             self._removed.append(holder)
@@ -127,23 +125,17 @@ class BlockMap:
                 self._evicted.of(holder.generation.model).evicted(pod, change, self._masks.held(pod))
         return changes
 
-    def computed(self, sent: Prediction) -> None:
-        """A pod of `estimated` has computed this prompt."""
-        holder = self._holders[sent.pod]
-        if holder.rule is not None:
-            for change in self.estimated[sent.pod].computed(holder.rule, sent, holder.generation.block_size_tokens):
-                self._masks.apply(sent.pod, change)
-
     def _follow(self, pod: PodId, holder: HolderBlocks, before: HitRule | None) -> None:
         if holder.ahead_tokens:
             self.ahead_tokens[pod] = holder.ahead_tokens
-        if holder.rule is not None and holder.rule is not before:
-            if self.estimated.pop(pod, None) is not None:
-                self._masks.forget(pod)
-            self._masks.follow(pod, holder.rule)
-            self.ruled.add(pod)
-            if not holder.rule.has_full:
-                self.estimated[pod] = AssumedWindows()
+        if holder.rule is None or holder.rule is before:
+            return
+        if not holder.rule.has_full:
+            self.unnamed.add(pod)
+            return
+        self.unnamed.discard(pod)
+        self._masks.follow(pod, holder.rule)
+        self.ruled.add(pod)
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""

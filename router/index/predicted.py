@@ -155,12 +155,12 @@ class PredictedIndex:
             self.checkpoints.begin(pod, ends)
         return prediction
 
-    def confirm(self, prediction: Prediction, now_s: float) -> bool:
+    def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
-        to live applies to all blocks of the pod. False, and no effect, if it has ended or been confirmed. O(runs)."""
+        to live applies to all blocks of the pod. No effect if it has ended or been confirmed. O(runs)."""
         dispatched, run = prediction._dispatched, prediction._run
         if run is None or prediction.until_s < math.inf:
-            return False
+            return
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
         queue, number = dispatched.queue, prediction.number
         if (ttl_s != dispatched.ttl_s and queue) or (capacity_blocks is not None and not queue):
@@ -173,7 +173,7 @@ class PredictedIndex:
                 self._end_those(pod, (last,), until_s)
             prediction.until_s = until_s
             heappush(self._deadlines, (prediction.until_s, pod, last))
-            return True
+            return
         queue.append(_Dispatch(number, now_s, run))
         while run is not None:
             held, length = run.held[pod], len(run.blocks)
@@ -192,7 +192,6 @@ class PredictedIndex:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
             )
-        return True
 
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt. No effect after `confirm`, or if it has ended."""

@@ -51,15 +51,14 @@ def id_in_path(path: str) -> str:
 
 class StoredResponses:
     """Pods by response id. Too many are evicted from an owner that has more than its share, the least recently used
-    first."""
+    first. `share` is called for each id that is new here, unless another router sent it."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: Callable[[StoredResponse], None] = lambda _stored: None) -> None:
+        self._share = share
         self._known: dict[str, StoredResponse] = {}
         self._used_s: dict[str, dict[str, float]] = {}
         """Ids and when they were used, by owner; the least recently used comes first."""
         self._lost_s: dict[PodId, float] = {}
-        self.on_learn: list[Callable[[StoredResponse], None]] = []
-        """Called for each id that is new here, unless another router sent it."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -77,8 +76,8 @@ class StoredResponses:
             if len(own) * len(self._used_s) <= MAX_RESPONSES:
                 own = max(self._used_s.values(), key=len)
             self._forget(next(iter(own)))
-        for share in self.on_learn if not remote else ():
-            share(stored)
+        if not remote:
+            self._share(stored)
 
     def find(self, response_id: str, now_s: float) -> StoredResponse | None:
         """The response; None if it is unknown. Check `is_lost` as well."""

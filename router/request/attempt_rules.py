@@ -68,8 +68,8 @@ class AttemptRules:
     def added_headers(self, context: RequestContext) -> HeaderList:
         """The id and limits of a request; with `route_headers`, also where it was sent and what was expected there."""
         headers = [(b"x-request-id", context.request.id.encode()), *context.limit_headers]
-        if context.inbound.trace is not None:
-            headers.append(context.inbound.trace.context())
+        if context.head.trace is not None:
+            headers.append(context.head.trace.context())
         if not self.route_headers or context.decision is None or context.candidate is None:
             return headers
         plan = context.candidate.plan

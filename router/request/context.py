@@ -19,7 +19,7 @@ from router.policy.decide import expected_ttft_ms
 from router.policy.plans import unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
-from router.request.inbound import HeaderList, Inbound, first_values
+from router.request.inbound import Head, HeaderList, first_values
 from router.request.response_reader import ResponseReader, reader_of
 from router.request.usage_filter import without_asking
 from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix, UsageShown
@@ -32,9 +32,11 @@ MAX_UNREAD_PROMPT_TOKENS = 1 << 20
 
 class RequestContext(msgspec.Struct, eq=False):
     request: InferenceRequest
-    inbound: Inbound
+    head: Head
     phases: Phases
     tenant: Tenant = OPEN_TENANT
+    owner: str = ""
+    """Whose share of the router's limits it uses, and whose vote against a pod it has: `FairBound`. Empty: unknown."""
     hold: Hold | None = None
     """What it has been counted with, if its tenant has quotas."""
     limit_headers: HeaderList = []
@@ -78,8 +80,6 @@ class RequestContext(msgspec.Struct, eq=False):
     """Whether the bytes of the response do not pass here."""
     is_picked: bool = False
     """Whether a gateway knows the pod: then it alone may try others."""
-    pods_allowed: frozenset[str] | None = None
-    """Addresses of the pods among which a gateway lets choose; None for all."""
     unread_tokens: int = 0
     """Assumed length of the prompt in a dropped body."""
     _split_refusal: str | None = None
@@ -123,14 +123,14 @@ class RequestContext(msgspec.Struct, eq=False):
         address."""
         if self.request.tenant:
             return self.request.tenant
-        headers = first_values(self.inbound.headers)
+        headers = first_values(self.head.headers)
         credentials = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
-        return f"{self.inbound.peer} {xxh3_64_hexdigest(credentials)}"
+        return f"{self.head.peer} {xxh3_64_hexdigest(credentials)}"
 
     @property
     def repeatable(self) -> bool:
         """Whether the request may be sent again after a pod received it."""
-        return is_repeatable(self.request, self.inbound.method)
+        return is_repeatable(self.request, self.head.method)
 
     @property
     def may_be_stored(self) -> bool:
@@ -206,7 +206,7 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
 def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
     """The request in numbers. `unix_s`: the time of day. `phases_s` also receives the current phase when it ends."""
     request, prompt, first_token_s = context.request, context.prompt, context.first_token_s
-    elapsed_s, trace = now_s - context.phases.began_s, context.inbound.trace
+    elapsed_s, trace = now_s - context.phases.began_s, context.head.trace
     return Outcome(
         id=request.id,
         trace_id=trace.trace_id if trace is not None else "",

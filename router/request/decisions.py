@@ -72,7 +72,7 @@ class RequestDecisions:
             self.counters.match_degraded(context.request.model)
         context.phases.enter("decide", self.clock.now_s())
         scene = self._scene(context, match, now_s)
-        context.workload, context.policy = self._policy_for(scene, context.inbound.headers)
+        context.workload, context.policy = self._policy_for(scene, context.head.headers)
         decision = decide(scene, context.policy)
         self.redecided(context, scene, decision)
         if slo := context.tenant.slo or self.routing.slo_of(context.request.model):
@@ -95,12 +95,12 @@ class RequestDecisions:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
         now_s = self.clock.now_s()
         scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
-        workload, policy = self._policy_for(scene, context.inbound.headers, counted=False)
+        workload, policy = self._policy_for(scene, context.head.headers, counted=False)
         return record_decision(record(scene, workload), decide(scene, policy), policy, self.clock.unix_s())
 
     def _scene(self, context: RequestContext, match: PrefixMatch, now_s: float, *, counted: bool = True) -> Scene:
         """What a decision is based on. `counted`: count the request as traffic."""
-        request, prompt, allowed = context.request, context.prompt, context.pods_allowed
+        request, prompt, allowed = context.request, context.prompt, context.head.pods_allowed
         state, model, fleet = self.state, request.adapter or request.model, self.state.fleet.snapshot
         ledger = state.ledger
         if context.stored_pod:

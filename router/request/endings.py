@@ -95,13 +95,13 @@ class Endings:
                 error=context.error,
                 tenant=context.request.tenant,
                 tries=context.tries,
-                client_request_id=context.inbound.given_id,
+                client_request_id=context.head.given_id,
                 workload=context.workload,
                 recorded=context.recorded,
                 decision=context.decision,
                 prompt=context.prompt,
                 used=used if self.records_usage else None,
-                trace=context.inbound.trace,
+                trace=context.head.trace,
             )
         )
 
@@ -149,7 +149,7 @@ class Endings:
         hold, reader = context.hold, context.reader
         used = usage_of(context, outcome, self._unseen_tokens(context, now_s))
         if context.fetched and context.status < 400:
-            is_final = reader.output_tokens is not None or context.inbound.method != "GET"
+            is_final = reader.output_tokens is not None or context.head.method != "GET"
             used.output_tokens = self._background.fetched(context.fetched, used.output_tokens, is_final=is_final)
         elif context.is_in_background and reader.response_id:
             expected = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)

@@ -43,20 +43,26 @@ class Trace(Protocol):
         """The response to the last prefill request is complete."""
 
 
-class Inbound(msgspec.Struct, frozen=True, gc=False):
-    """A client's request without its body, as it is forwarded. `target` is the raw path and query."""
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """A client's request without its body. A front builds it once; it is admitted, forwarded and logged by it."""
 
     id: str
     method: str
     target: bytes
+    """Path and query, raw."""
     headers: HeaderList
+    path: str = ""
+    """As sent, without the query."""
+    named: Mapping[bytes, bytes] = {}
+    """The first header of each name."""
     peer: str = ""
+    """The client's address."""
     given_id: str = ""
     """The client's own request id, cut, where it was replaced: for the log only."""
     trace: Trace | None = None
     """With `tracing.enabled`."""
-    owner: str = ""
-    """Whose share of the router's limits it uses, and whose vote against a pod it has: `FairBound`. Empty: unknown."""
+    pods_allowed: frozenset[str] | None = None
+    """Addresses of the pods among which a gateway lets choose; None for all."""
 
 
 def media_type(named: Mapping[bytes, bytes]) -> bytes:

@@ -47,7 +47,7 @@ class AttemptPredictions:
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
         limits = self._limits
-        if limits.publishes_events(pod.id) and pod.id not in self._state.store.estimated:
+        if limits.publishes_events(pod.id) and pod.id not in self._state.store.unnamed:
             ttl_s, capacity_blocks = limits.predicted_ttl_s, None
         else:
             ttl_s, capacity_tokens = limits.no_events_ttl_s, pod.capacity_tokens or limits.no_events_capacity_tokens

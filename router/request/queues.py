@@ -98,7 +98,7 @@ class RequestQueues:
 
     def _ttft_limit_ms(self, context: RequestContext) -> float:
         """Until when the client wants the first token, else what the SLO allows."""
-        for name, value in context.inbound.headers:
+        for name, value in context.head.headers:
             if name == DEADLINE_HEADER:
                 context.ttft_limit_ms = None
                 return _deadline_ms(value)

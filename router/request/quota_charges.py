@@ -1,7 +1,7 @@
 """Counts requests against the quotas of their tenants, and refuses those that do not fit.
 
 A request is counted when it begins and when it is decided; what it really cost corrects that when it ends. It waits
-only where another process has what it needs of a limit (`feeds/quota_feed.py`): for a round trip, or half a second if
+only where another process has what it needs of a limit (`feeds/shared_rows.py`): for a round trip, or half a second if
 that process or Redis hangs.
 """
 

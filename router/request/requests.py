@@ -28,7 +28,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import RequestDecisions
 from router.request.endings import Endings
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import Head, HeaderList
 from router.request.preparation_steps import Locate, Step, Tokens, WithoutUuids
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -106,8 +106,8 @@ class Requests:
 
     def preview(self, request: InferenceRequest, headers: HeaderList) -> Generator[Step, Any, RecordedDecision]:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
-        inbound = Inbound(id=request.id, method="POST", target=b"", headers=headers)
-        context = RequestContext(request=request, inbound=inbound, phases=Phases(self.clock.now_s()))
+        head = Head(id=request.id, method="POST", target=b"", headers=headers)
+        context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         if previous := request.prompt.get("previous_response_id"):
             context.stored_pod = (yield Locate(previous, "previous_response_id", None)).pod
         found = (yield Tokens(request)) if request.prompt else None

@@ -296,7 +296,7 @@ class Tracker:
         """End the request. Where no pod served it, the pods or the request may be the cause. Idempotent."""
         self.release(now_s)
         if self._taken_bytes:
-            self._rules.memory.give_back(self.context.inbound.owner, self._taken_bytes)
+            self._rules.memory.give_back(self.context.owner, self._taken_bytes)
             self._taken_bytes = 0
         suspects, self.context.suspects = self.context.suspects, ()
         for pod in suspects:
@@ -308,7 +308,7 @@ class Tracker:
         """Count a size among the buffered bodies, until the client has been sent all. Whether there is room for it."""
         more, context = size_bytes - self._taken_bytes, self.context
         if more > 0:
-            if not self._rules.memory.take(context.inbound.owner, context.tenant.weight, more):
+            if not self._rules.memory.take(context.owner, context.tenant.weight, more):
                 return False
             self._taken_bytes += more
         return True
@@ -389,7 +389,7 @@ class Tracker:
             return
         if isinstance(error, UpstreamBroken) and error.status == BUSY_STATUS:
             return
-        breaker.ended(error.pod, context.inbound.owner, now_s, is_served=False)
+        breaker.ended(error.pod, context.owner, now_s, is_served=False)
         if error.doubtful or self.has_sent:
             breaker.doubt(error.pod, context.client, now_s)
         if not self.has_sent:
@@ -409,7 +409,7 @@ class Tracker:
         self._counters.attempt_ended(self._pod, context.result)
         breaker, is_served = self._state.breaker, status < 400
         if status != BUSY_STATUS and (not is_served or breaker.counts_success(now_s)):
-            breaker.ended(self._pod, context.inbound.owner, now_s, is_served=is_served)
+            breaker.ended(self._pod, context.owner, now_s, is_served=is_served)
         if is_served:
             if context.suspects:
                 self._count_failures(context.candidate.plan, now_s)
@@ -428,8 +428,6 @@ class Tracker:
         """Calibrate the speed of the pod that computed the prompt, and of the link that it pulled over."""
         calibrator, context, seen = self._state.calibrator, self.context, booking.observation
         assert context.candidate is not None
-        if self._state.store.estimated and (reported := context.cached_tokens) is not None:
-            self._state.store.observe_hit(context.candidate.pod.id, context.candidate.cached_tokens, reported)
         if booking.pulled_ms is not None:
             self._observe_pull(context.candidate, booking.pulled_ms, booking.concurrent_transfers)
         if seen is None or context.prompt is None or context.prompt.has_media:

@@ -17,7 +17,6 @@ from router.index.cluster import ClusterIndex
 from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits
 from router.index.layers import HitRule, kept_ends
-from router.index.measured_hits import MeasuredHits
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
     BlockChange,
@@ -56,11 +55,8 @@ class LocalStore:
         self.evicted = evicted or EvictedByModel()
         """How often evicted blocks are requested again."""
         self._announced = BlockMap(self.evicted)
-        self.estimated = self._announced.estimated
-        """Pods that do not announce which blocks they have: their hits are an upper bound, scaled as measured."""
-        self._measured = MeasuredHits()
-        self._classes: dict[PodId, tuple[str, ...]] = {}
-        """By pod, which others measure the same."""
+        self.unnamed = self._announced.unnamed
+        """Pods whose events do not say which blocks they have: they are predicted as those without events."""
         self._generations: dict[PodId, Generation] = {}
         self.predicted = PredictedIndex()
         self.predicted.on_evict = self._on_evict
@@ -104,13 +100,11 @@ class LocalStore:
 
     def add_holder(self, pod: Pod, generation: Generation) -> None:
         self._announced.add_holder(pod.id, generation)
-        self._classes[pod.id] = generation.model, pod.engine, pod.version, pod.hardware
         self._generations[pod.id] = generation
         self.predicted.forget(pod.id)
 
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
-        self._classes.pop(pod, None)
         self._generations.pop(pod, None)
         self.predicted.forget(pod)
         if model := self._models.pop(pod, ""):
@@ -152,13 +146,11 @@ class LocalStore:
         full, hit = self.full_and_hit(pod, prefix)
         full = max(full, self.predicted.computing(pod, hashes))
         ends = (end // block_tokens for end in kept_ends(rule, full * block_tokens, prefix.token_count))
-        first = 0 if pod in self.estimated else hit
-        return [hashes[end - 1] for end in ends if first < end <= len(hashes)]
+        return [hashes[end - 1] for end in ends if hit < end <= len(hashes)]
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
-        if self.predicted.confirm(prediction, now_s) and prediction.pod in self.estimated:
-            self._announced.computed(prediction)
+        self.predicted.confirm(prediction, now_s)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)
@@ -172,9 +164,6 @@ class LocalStore:
     ) -> dict[PodId, BlocksByTier]:
         """Leading blocks by pod: the maximum of announced, predicted and `known` blocks."""
         announced, predicted = self._announced.match(prefix), self._predicted(prefix, now_s)
-        for estimated in (announced, predicted) if self.estimated else ():
-            for pod in self.estimated.keys() & estimated.keys():
-                estimated[pod] = round(sum(estimated[pod]) * self._measured.share(self._classes[pod])), 0, 0, 0
         if not announced and not known:
             return predicted
         blocks = dict(known or announced)
@@ -202,11 +191,6 @@ class LocalStore:
                 depth = min(depth, len(usable)) if rule.is_single else depth
                 predicted[pod] = (max(depth - rule.dropped_tokens // prefix.block_size_tokens, 0), 0, 0, 0)
         return predicted | kept
-
-    def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
-        """The engine reports how much of a prompt it had, of which `expected_tokens` were expected."""
-        if pod in self.estimated:
-            self._measured.observe(self._classes[pod], expected_tokens, reported_tokens)
 
     def _on_evict(self, pod: PodId, blocks: array[int], held: int) -> None:
         """The model of a pod's cache, which it does not publish, is full."""

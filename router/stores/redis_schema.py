@@ -20,6 +20,7 @@ from router.hashing import HASH_BYTES, generation_seed, hash_array
 from router.index.cluster import EntryKind, LogEntry
 from router.index.holders import HolderFacts
 from router.index.layers import MAX_TYPES
+from router.policy.calibration import VERSION as CALIBRATION_VERSION
 from router.types import BlockChange, BlockHash, Generation, Tier
 
 VERSION = 1
@@ -54,12 +55,12 @@ class Keys:
 
     @property
     def routers(self) -> str:
-        """Hash: requests in flight by router replica, with the time of writing."""
-        return self.fact("routers")
+        """Hash: requests in flight by router replica, with the time of writing; expires."""
+        return f"{self.namespace}:{VERSION}:routers"
 
-    def fact(self, name: str) -> str:
-        """Hash: a fact (`wiring/shared_facts.py`) by router replica, with the time of writing; expires."""
-        return f"{self.namespace}:{VERSION}:{name}"
+    def calibration(self, model: str) -> str:
+        """String: fitted speeds of all routers, in this version of them; expires."""
+        return f"{self.namespace}:{VERSION}:calibration:{CALIBRATION_VERSION}:{model}"
 
     @property
     def drains(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.admission.sharing import ROW_TTL_S, SILENT_S
 from router.hashing import HASH_BYTES
 
 LOG_ENTRIES: Final = 65_536
@@ -211,9 +212,65 @@ return alive
 """Write or remove this router's row, and read those of the others. One that is too large is nil, and removed."""
 
 SWAP: Final = """
--- KEYS string; ARGV value that was read ('' for none), new value
-if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+-- KEYS string; ARGV what was read ('' for none), new value, max bytes that are read, ttl_ms (0 for none)
+if redis.call('GETRANGE', KEYS[1], 0, ARGV[3]) ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2])
+if ARGV[4] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[4]) end
 return 1
 """
 """Replace a string, unless somebody else has done so meanwhile."""
+
+_KEPT_MS = 120_000
+"""Keys of quotas that nobody uses expire after this time."""
+
+EXCHANGE_SHARES: Final = f"""{NOW}
+-- KEYS members meter...; ARGV member, then for each meter: limit used wanted
+local ttl_ms, silent_ms, alive = {int(ROW_TTL_S * 1000)}, {int(SILENT_S * 1000)}, {{}}
+local function text(number) return string.format('%.0f', number) end
+local member, answer = ARGV[1], {{0}}
+for _, key in ipairs(KEYS) do
+  if redis.call('HLEN', key) > {MAX_ROWS} then redis.call('UNLINK', key) end
+end
+local function number(digits) return math.min(tonumber(digits), 1e15) end
+local function is_gone(row_ms) return not row_ms or math.abs(now_ms - number(row_ms)) > ttl_ms end
+redis.call('HSET', KEYS[1], member, text(now_ms))
+redis.call('PEXPIRE', KEYS[1], {_KEPT_MS})
+local members = redis.call('HGETALL', KEYS[1])
+for i = 1, #members, 2 do
+  if is_gone(string.match(members[i + 1], '^%d+$')) then
+    redis.call('HDEL', KEYS[1], members[i])
+  else
+    answer[1] = answer[1] + 1
+    alive[members[i]] = tonumber(members[i + 1]) + silent_ms >= now_ms
+  end
+end
+for meter = 2, #KEYS do
+  local at = 3 * meter - 4
+  local limit, used, wanted = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local free, others_used, key = limit, 0, KEYS[meter]
+  local rows = redis.call('HGETALL', key)
+  for i = 1, #rows, 2 do
+    if rows[i] ~= member then
+      local row_used, row_ceiling, row_ms = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
+      if is_gone(row_ms) then
+        redis.call('HDEL', key, rows[i])
+      else
+        free = free - number(alive[rows[i]] and row_ceiling or row_used)
+        others_used = others_used + number(row_used)
+      end
+    end
+  end
+  local ceiling = math.max(used, math.min(used + wanted, free))
+  if ceiling > 0 then
+    redis.call('HSET', key, member, text(used) .. ' ' .. text(ceiling) .. ' ' .. text(now_ms))
+    redis.call('PEXPIRE', key, {_KEPT_MS})
+  else
+    redis.call('HDEL', key, member)
+  end
+  answer[#answer + 1] = ceiling
+  answer[#answer + 1] = others_used
+  answer[#answer + 1] = free - ceiling
+end
+return answer
+"""
+"""Record what a process has used of its limits, and divide what no process may use: `admission/sharing.py`."""

@@ -1,4 +1,4 @@
-"""Connects a router to the cluster index: the replica store, its feed and the exchange of facts.
+"""Connects a router to Redis: the replica of the cluster index, its feed, and the facts that routers share.
 
 Used only with `index.redis`.
 """
@@ -9,29 +9,29 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from router.admission.sharing import MeterSharing
 from router.config.index_schema import RedisIndex, RedisTls
 from router.config.redis_url import split_redis_url
-from router.feeds.cluster_feeds import FactFeed, SharedDrains, SharedResponses
 from router.feeds.kv_redis import IndexFeed
+from router.feeds.shared_rows import SharedCalibration, SharedDrains, SharedQuotas, SharedResponses, SharedWork
 from router.feeds.supervise import Feeds
 from router.fleet.drains import Drains
+from router.fleet.fleet import Fleet
+from router.fleet.ledger import Ledger
 from router.index.cluster import ClusterIndex
 from router.observe.declared import of_process
 from router.observe.metrics import Metrics
+from router.policy.calibrator import Calibrator
 from router.stores.index_reader import IndexReader
 from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import ReplicaStore
-from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows
 from router.types import Generation, Pod
 
-CALIBRATION_TTL_S = 7 * 24 * 3600.0
-"""Calibration is kept this long after it was last written."""
 _NO_PUBLISHER = (
     "no publisher with this pod's URL is in Redis: it is missing or has stopped; run `warmroute publish` for it, with"
     " `--advertise` if it knows the pod by another URL"
@@ -96,37 +96,43 @@ class ReadableGenerations:
 
 
 class ClusterMember:
-    """A router's connection to the cluster. `wanted`: whether to read a generation."""
+    """A router's connection to the cluster. `wanted`: whether to read a generation; `apply_drains` is awaited when
+    drains of other routers have changed."""
 
-    def __init__(self, config: RedisIndex, wanted: ReadableGenerations, drains: Drains) -> None:
+    def __init__(
+        self,
+        config: RedisIndex,
+        wanted: ReadableGenerations,
+        ledger: Ledger,
+        calibrator: Calibrator,
+        fleet: Fleet,
+        drains: Drains,
+        apply_drains: Callable[[], Awaitable[None]],
+    ) -> None:
         self._differing = wanted.differing
-        keys = self._keys = Keys(config.namespace)
-        address = redis_address(config)
-        self._connection = RedisConnection(address, timeout_s=config.timeout_s)
+        keys = Keys(config.namespace)
+        self._connection = redis = RedisConnection(redis_address(config), timeout_s=config.timeout_s)
         index = ClusterIndex(
             holder_ttl_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )
         self.store = ReplicaStore(index, max_age_s=config.max_stale_s)
-        self._feed = IndexFeed(IndexReader(self._connection, keys), self.store, wanted)
+        self._feed = IndexFeed(IndexReader(redis, keys), self.store, wanted)
         self.loaded = self._feed.loaded
-        self._router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._facts: dict[str, FactFeed[Any]] = {}
-        self.responses = SharedResponses(self._connection, keys)
-        self.drains = SharedDrains(self._connection, keys, drains)
-        self.quota_book = QuotaBook(self._connection, keys, self._router)
-        self.nodes = self._connection.nodes
+        self.nodes = redis.nodes
 
-    def share(self, facts: Iterable[SharedFact[Any]]) -> None:
-        """Exchange these facts with the other routers."""
-        for fact in facts:
-            self._facts[fact.name] = FactFeed(SharedRows(self._connection, self._keys, self._router, fact), fact)
+        def models() -> set[str]:
+            return {status.pod.base_model for status in fleet.snapshot.pods} - {""}
 
-    def calibration(self, model: str) -> SharedCalibration:
-        return SharedCalibration(self._connection, self._keys, model, ttl_s=CALIBRATION_TTL_S)
+        router = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.work = SharedWork(redis, keys, router, ledger)
+        self.calibration = SharedCalibration(redis, keys, calibrator.calibration, models)
+        self.drains = SharedDrains(redis, keys, drains, apply_drains)
+        self.responses = SharedResponses(redis, keys)
+        self.quotas = SharedQuotas(redis, keys, router, MeterSharing())
 
     @property
     def other_routers(self) -> int:
-        return max((feed.known for feed in self._facts.values()), default=0)
+        return self.work.known
 
     @property
     def is_away(self) -> bool:
@@ -143,15 +149,11 @@ class ClusterMember:
 
     @property
     def feeds(self) -> Feeds:
-        return {
-            "index": self._feed.run,
-            "drains": self.drains.run,
-            "stored responses": self.responses.run,
-            **{name: feed.run for name, feed in self._facts.items()},
-        }
+        rows = self.work, self.calibration, self.drains, self.responses
+        return {"index": self._feed.run, **{row.name: row.run for row in rows}}
 
     def observe(self, metrics: Metrics) -> None:
-        metrics[of_process.REPLICAS].set(max((feed.replicas for feed in self._facts.values()), default=0))
+        metrics[of_process.REPLICAS].set(self.work.replicas)
         index = self.store.index
         metrics[of_process.INDEX_AGE_S].set(self.store.age_s(time.monotonic()))
         metrics[of_process.INDEX_BYTES].set(index.masks.bytes)

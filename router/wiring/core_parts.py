@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from router.admission.admission_queue import QueueLimits
 from router.admission.fair_bound import body_memory
-from router.admission.quotas import Quotas
-from router.admission.sharing import MeterSharing
 from router.config.log_schema import Log
 from router.config.schema import RouterConfig
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
@@ -31,10 +28,6 @@ from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.types import PodId
 from router.wiring.decision_records import call_later
-
-if TYPE_CHECKING:
-    from router.feeds.quota_feed import QuotaFeed
-    from router.wiring.cluster_member import ClusterMember
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
 
@@ -115,14 +108,3 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
 def request_log(config: Log) -> RequestLog | None:
     is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
     return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None
-
-
-def shared_quotas(config: RouterConfig, cluster: ClusterMember | None) -> tuple[Quotas, QuotaFeed | None]:
-    """The quotas of tenants, and the exchange of their shares with other processes; None where this one is alone."""
-    if config.tenants is None or cluster is None:
-        return Quotas(), None
-    from router.feeds.quota_feed import QuotaFeed  # imports redis: 6 MiB
-
-    book = cluster.quota_book
-    feed = QuotaFeed(MeterSharing(), book.exchange, book.leave, cluster.nodes)
-    return Quotas(feed.sharing), feed

@@ -26,12 +26,12 @@ from router.feeds.self_test import ProbeReader, SelfTest, SelfTestTiming
 from router.feeds.supervise import Feeds
 from router.feeds.watch import Check, Watch
 from router.fleet.breaker import Breaker, EjectionRules
-from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingTargets, ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
+from router.index.stored_responses import StoredResponses
 from router.observe.changes import Changes
 from router.observe.declared import of_pods
 from router.observe.metrics import Metrics
@@ -83,38 +83,39 @@ class FleetParts:
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
         self.breaker = Breaker(fleet, ejection_rules(config.probes), self.ledger)
         self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
-        drains = Drains()
-        self.cluster = self._join_cluster(drains)
+        self.sources = PodSources(config)
+        self._priors = PodPriors(config.models, priors)
+        self.membership = Membership(fleet, self._priors.of, self.sources.by_name)
+        self.membership.check(config.pods)
+        self.cluster = self._join_cluster()
         self.store: LocalStore = self.cluster.store if self.cluster else LocalStore()
         shared = self.cluster.responses if self.cluster else None
         self.state = FleetState(
-            fleet=fleet, ledger=self.ledger, breaker=self.breaker, store=self.store, calibrator=self.calibrator
+            fleet=fleet,
+            ledger=self.ledger,
+            breaker=self.breaker,
+            store=self.store,
+            calibrator=self.calibrator,
+            stored=StoredResponses(shared.add) if shared else StoredResponses(),
         )
-        if self.cluster:
-            from router.wiring.shared_facts import shared_facts  # imports redis
-
-            self.cluster.share(shared_facts(self.state))
         self.responses = ResponseLocator(fleet, self.state.stored, shared.find if shared else None)
-        if shared:
-            self.state.stored.on_learn.append(shared.add)
         self.kv_streams = KvStreams(fleet, self.store, metrics.kv, self.breaker.exceeded)
-        self.sources = PodSources(config)
-        self._priors = PodPriors(config.models, priors)
-        self.membership = Membership(fleet, self._priors.of, self.sources.by_name, drains)
-        self.membership.check(config.pods)
-        shared_fits = self.cluster.calibration if self.cluster else None
-        self._calibration = CalibrationFeed(fleet, self.calibrator, lambda: self.membership.pods, shared_fits)
         self.handoff_facts = HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s)
         fleet.listen(self._remove_gone)
         self.matching_log = MatchingLog(fleet, self.matching_of)
 
-    def _join_cluster(self, drains: Drains) -> ClusterMember | None:
-        if self._config.index.redis is None:
+    def _join_cluster(self) -> ClusterMember | None:
+        redis, membership = self._config.index.redis, self.membership
+        if redis is None:
             return None
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
-        readable = ReadableGenerations(self._prompts.generations)
-        return ClusterMember(self._config.index.redis, readable, drains)
+        readable, drains, follow = (
+            ReadableGenerations(self._prompts.generations),
+            membership.drains,
+            membership.follow_drains,
+        )
+        return ClusterMember(redis, readable, self.ledger, self.calibrator, self.fleet, drains, follow)
 
     @property
     def feeds(self) -> Feeds:
@@ -122,7 +123,7 @@ class FleetParts:
             **self.membership.feeds,
             "checks of pods": Watch(self.fleet, self.checks).run,
             "matching log": self.matching_log.run,
-            **self._calibration.runs,
+            "calibration": CalibrationFeed(self.fleet, self.calibrator, lambda: self.membership.pods).run,
             **(self.cluster.feeds if self.cluster else {}),
         }
         if self._config.probes.self_test:
@@ -194,7 +195,8 @@ class FleetParts:
         return 1 + (self.cluster.other_routers if self.cluster else 0)
 
     async def share_drains(self) -> str:
-        """Which routers have the drains that this one has."""
+        """Apply the drains of this router and share them. Returns which routers have them."""
+        await self.membership.follow_drains()
         if self.cluster is None:
             return "this router alone, until it ends; index.redis shares them"
         is_shared = await self.cluster.drains.share()

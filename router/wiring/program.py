@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
+from router.admission.quotas import Quotas
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
 from router.config.edge_schema import Edge
@@ -63,7 +64,6 @@ from router.wiring.core_parts import (
     core_settings,
     observers,
     request_log,
-    shared_quotas,
 )
 from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -126,13 +126,13 @@ class Program:
         self._continuation = continuation_rules(config, self.prompts.readers)
         words_of = self._continuation.words_of if self._continuation else None
         self.pods = FleetParts(config, priors, self.metrics, self.fleet, self.prompts, self._pools, words_of, changes)
-        self.quotas, self._quota_feed = shared_quotas(config, self.pods.cluster)
+        self._shared_quotas = self.pods.cluster.quotas if self.pods.cluster and config.tenants else None
+        self.quotas = Quotas(self._shared_quotas.sharing if self._shared_quotas else None)
         self._usage = usage_writer(config.usage, self.metrics)
         self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
-        feed, responses = self._quota_feed, self.pods.responses
-        exchange = feed.next_exchange if feed is not None else None
+        responses, exchange = self.pods.responses, self._shared_quotas.next_exchange if self._shared_quotas else None
         self._steps = build_steps(
             self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
         )
@@ -158,7 +158,7 @@ class Program:
         recording = observers(self.metrics, self.records.recent, self._request_log, self._usage, self._shadows)
         charges = None
         if config.tenants is not None:
-            on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._quota_feed is not None
+            on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._shared_quotas is not None
             charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
         settings = core_settings(
             config,
@@ -298,8 +298,8 @@ class Program:
         }
         if self._front.has_objectives and self._config.admission is not None:
             feeds |= self.pods.sources.objectives()
-        if self._quota_feed is not None:
-            feeds["quotas"] = self._quota_feed.run
+        if self._shared_quotas:
+            feeds[self._shared_quotas.name] = self._shared_quotas.run
         if self.certificate:
             feeds["certificate"] = partial(self._renew, self.certificate)
         if self._tenants:

@@ -17,7 +17,7 @@ from router.errors import QuotaExceeded
 from router.phases import Phases
 from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from router.request.preparation_steps import QuotaSync, Step
 from router.request.quota_charges import QuotaCharges
 from router.types import Endpoint, InferenceRequest
@@ -361,8 +361,8 @@ def beginning(book: ShareBook, router: Member, now: list[float]) -> tuple[Reques
     exchange(book, router)
     charges = QuotaCharges(router.quotas, Clock(lambda: now[0], lambda: now[0]), has_others=True)
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"{}")
-    inbound = Inbound(id="r", method="POST", target=b"/", headers=[])
-    context = RequestContext(request, inbound, Phases(0.0), tenant=Tenant(name="t", quotas=PLENTY))
+    head = Head(id="r", method="POST", target=b"/", headers=[])
+    context = RequestContext(request, head, Phases(0.0), tenant=Tenant(name="t", quotas=PLENTY))
     return context, charges.begin(context)
 
 

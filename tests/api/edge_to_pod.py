@@ -95,7 +95,7 @@ class Forwarder:
         self._pod, self._sender = pod, UpstreamSender(pools.of, HeaderRules())
 
     async def forward(self, context: RequestContext, client: Exchange) -> None:
-        reply = await self._sender.send(context.inbound, self._pod, context.request.body)
+        reply = await self._sender.send(context.head, self._pod, context.request.body)
         body = await read_all(reply)
         client.start(reply.status, HeaderRules().downstream(reply.headers))
         client.put(body)

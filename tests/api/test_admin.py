@@ -66,7 +66,6 @@ class Router:
         self.policies = PolicyFeed(PolicyFolder(policies, "mine", frozenset()), self.metrics)
         self.added: list[PodConfig] = []
         self.drains = Drains()
-        self.drains.on_change = self._follow_drains
         self.decision = kept()
         self.previewed: list[tuple[InferenceRequest, HeaderList]] = []
         store = Published()
@@ -105,12 +104,10 @@ class Router:
     def remove(self, pod_id: PodId) -> bool:
         return pod_id == "a"
 
-    def _follow_drains(self) -> None:
+    async def _share_drains(self) -> str:
         for status in self.fleet.snapshot.pods:
             event = PodEvent.DRAIN if self.drains.reason(status.pod) else PodEvent.UNDRAIN
             self.fleet.event(status.pod.id, event)
-
-    async def _share_drains(self) -> str:
         return "all routers"
 
     def _find(self, request_id: str) -> RecordedDecision | None:

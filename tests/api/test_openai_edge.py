@@ -351,23 +351,23 @@ def test_an_error_is_answered_with_its_status_and_the_request_id() -> None:
 )
 def test_a_request_id_is_kept_only_if_it_is_harmless(given: bytes, is_kept: bool) -> None:
     """Pod and response get the same id; a replaced one is kept, cut, for the log."""
-    inbound = []
+    heads = []
 
     async def forward(context: RequestContext, _client: Exchange) -> None:
-        inbound.append(context.inbound)
+        heads.append(context.head)
         raise Saturated("full")
 
     client = served(make_edge(forward=forward), Client([(b"x-request-id", given)]))
-    assert client.headers[b"x-request-id"] == inbound[0].id.encode()
-    assert (inbound[0].id == given.decode("latin-1")) is is_kept
-    assert inbound[0].given_id == ("" if is_kept else given[:128].decode("latin-1"))
+    assert client.headers[b"x-request-id"] == heads[0].id.encode()
+    assert (heads[0].id == given.decode("latin-1")) is is_kept
+    assert heads[0].given_id == ("" if is_kept else given[:128].decode("latin-1"))
 
 
 def test_a_request_uses_the_share_of_its_owner() -> None:
     owners = []
 
     async def forward(context: RequestContext, _client: Exchange) -> None:
-        owners.append(context.inbound.owner)
+        owners.append(context.owner)
         raise Saturated("full")
 
     client = Client([(b"x-tenant", b"another")])

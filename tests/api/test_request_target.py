@@ -125,7 +125,7 @@ async def test_a_pod_receives_only_the_path_that_was_checked(url: bytes, status:
     targets: list[bytes] = []
 
     async def forward(context: RequestContext, client: Exchange) -> None:
-        targets.append(context.inbound.target)
+        targets.append(context.head.target)
         await whole(b"{}")(client)
 
     edge = cast(Any, make_edge(forward=forward))

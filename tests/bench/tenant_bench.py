@@ -40,7 +40,7 @@ from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext
 from router.request.endings import usage_of
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest
@@ -117,7 +117,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
         UsageWriter("bench", log.write),
     )
     tenants = cycle([Tenant(name=f"t{number}", quotas=quotas) for number in range(TENANTS)])
-    inbound, decision = Inbound("r", "POST", b"/", []), decide(scene(*ready(pod("a"))), POLICIES["least_load"])
+    head, decision = Head("r", "POST", b"/", []), decide(scene(*ready(pod("a"))), POLICIES["least_load"])
     reader, served = ResponseReader(), decision.candidates[0]
     reader.feed(ANSWER)
     ended = Outcome(id="r", at_s=1.0, model="m", endpoint=CHAT, result="ok", served=served, output_tokens=64)
@@ -126,7 +126,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
         tenant = next(tenants)
         request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=BODY, tenant=tenant.name)
         phases = Phases(SYSTEM_CLOCK.now_s())
-        context = RequestContext(request, inbound, phases, tenant=tenant, reader=reader, status=200, decision=decision)
+        context = RequestContext(request, head, phases, tenant=tenant, reader=reader, status=200, decision=decision)
         if tenant.quotas:
             assert not [*charges.begin(context), *charges.charge(context, 256)], "it waits"
             used = usage_of(context, ended)

@@ -68,30 +68,6 @@ def test_a_new_prior_is_corrected_and_a_repeated_one_changes_nothing() -> None:
     assert known(fleet).speed == learnt
 
 
-class Exchanges:
-    """Records which models were exchanged."""
-
-    def __init__(self, model: str, calls: list[str]) -> None:
-        self._model, self._calls = model, calls
-
-    async def exchange(self, _calibration: Calibration) -> None:
-        self._calls.append(self._model)
-
-
-async def test_each_served_model_is_shared_under_its_own_name() -> None:
-    """A pod that has not reported its models has nothing to share."""
-    calls: list[str] = []
-    fleet, calibrator, _ = taught()
-    pods = [POD, *(replace(POD, id=name, url=f"http://{name}", models=(name, "alias")) for name in ("m", "n"))]
-    fleet.sync(pods)
-    feed = CalibrationFeed(fleet, calibrator, lambda: pods, lambda model: Exchanges(model, calls))  # type: ignore[arg-type,return-value]
-    task = asyncio.create_task(feed.share())
-    while len(calls) < 2:
-        await asyncio.sleep(0)
-    task.cancel()
-    assert calls == ["m", "n"] and set(feed.runs) == {"calibration", "shared calibration"}
-
-
 def test_links_that_are_not_configured_stay_unset() -> None:
     """No observation can create one."""
     assert calibrated_links(Calibration(), Links(elsewhere=LINK, cpu=LINK)) == Links(elsewhere=LINK, cpu=LINK)
@@ -100,9 +76,8 @@ def test_links_that_are_not_configured_stay_unset() -> None:
 async def test_fits_are_applied_at_once_at_startup() -> None:
     """The priors are then known, so that the first response can be used."""
     _, calibrator, feed = taught()
-    task = asyncio.create_task(feed.apply_forever())
+    task = asyncio.create_task(feed.run())
     while not calibrator.priors:  # a dict has nothing to await
         await asyncio.sleep(0)
     task.cancel()
     assert calibrator.priors == {"a": PRIOR}
-    assert set(feed.runs) == {"calibration"}

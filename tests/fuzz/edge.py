@@ -81,7 +81,7 @@ class Forwarder:
         self.forwarded: list[RequestContext] = []
 
     async def forward(self, context: RequestContext, client: Downstream) -> None:
-        await self._sender.send(context.inbound, POD, context.request.body)
+        await self._sender.send(context.head, POD, context.request.body)
         self.forwarded.append(context)
         client.start(200, [(b"content-length", b"0")])
         client.put(b"")
@@ -206,8 +206,8 @@ def requests(data: bytes) -> None:
 
 
 def _as_read(context: RequestContext) -> ReadRequest:
-    inbound = context.inbound
-    return ReadRequest(inbound.method.encode(), inbound.target, inbound.headers, context.request.body)
+    head = context.head
+    return ReadRequest(head.method.encode(), head.target, head.headers, context.request.body)
 
 
 def _check_against_client(data: bytes, accepted: Iterable[ReadRequest]) -> None:
@@ -246,7 +246,7 @@ def _without_added(body: bytes) -> object:
 
 
 def _values(context: RequestContext) -> tuple[object, ...]:
-    return context.inbound.method, context.inbound.target, context.inbound.headers, context.request.body
+    return context.head.method, context.head.target, context.head.headers, context.request.body
 
 
 def _comparable(headers: HeaderList) -> HeaderList:
@@ -260,11 +260,11 @@ def _check_one_request(context: RequestContext, message: bytes) -> None:
         return
     assert len(at_pod.requests) == 1 and not at_pod.rest, "not exactly one request"
     ((method, target, headers, body),) = at_pod.requests
-    assert (method, target) == (context.inbound.method.encode(), POOL.path_prefix + context.inbound.target)
+    assert (method, target) == (context.head.method.encode(), POOL.path_prefix + context.head.target)
     assert body == context.request.body
     names = [name for name, _ in headers]
     assert not HOP_BY_HOP & {*names}
-    assert {*names} <= {name for name, _ in context.inbound.headers} | ADDED
+    assert {*names} <= {name for name, _ in context.head.headers} | ADDED
     assert names.count(b"host") == 1 and names.count(b"content-length") <= 1
     assert not STEERING_HEADERS & {*names} - {b"x-data-parallel-rank"}
     assert [value for name, value in headers if name == b"x-data-parallel-rank"] == [b"3"]

@@ -95,8 +95,8 @@ def test_lost_pods_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_routers_do_not_send_an_id_back() -> None:
     """Nor is one shared twice."""
-    responses, shared = StoredResponses(), list[str]()
-    responses.on_learn.append(lambda each: shared.append(each.id))
+    shared = list[str]()
+    responses = StoredResponses(lambda each: shared.append(each.id))
     responses.learn(stored("r1"), 0.0, remote=True)
     responses.learn(stored("r2"), 0.0)
     responses.learn(stored("r2"), 1.0)

@@ -76,8 +76,13 @@ HITS = {
 """What the test of a pod's hits shows."""
 
 
+def fleet_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.node.callspec.params["fleet"].removesuffix(NGRAM)
+    return name
+
+
 async def test_the_pods_show_by_which_rule_they_hit(fleet: LiveFleet, request: pytest.FixtureRequest) -> None:
-    expected, found = HITS[request.node.callspec.params["fleet"].removesuffix(NGRAM)], set[str]()
+    expected, found = HITS[fleet_name(request)], set[str]()
     async with httpx.AsyncClient() as client:
         for _ in range(120):
             pods = (await client.get(f"{fleet.admin_url}/admin/pods")).json()
@@ -100,7 +105,7 @@ async def ask(client: openai.AsyncOpenAI, prompt: list[int], salt: str, max_toke
     return answer_of(raw.headers, raw.parse().model_dump(exclude_none=True))
 
 
-async def test_every_prediction_is_what_the_engine_reports(fleet: LiveFleet) -> None:
+async def test_every_prediction_is_what_the_engine_reports(fleet: LiveFleet, request: pytest.FixtureRequest) -> None:
     sessions = [TokenSession(number) for number in range(SESSIONS)]
     answers: list[Answer] = []
     async with fleet.openai_sdk() as client, asyncio.timeout(SESSIONS_DEADLINE_S):
@@ -124,5 +129,8 @@ async def test_every_prediction_is_what_the_engine_reports(fleet: LiveFleet) -> 
             ]
         )
     wrong = [(n, one.predicted, one.reported) for n, one in enumerate(answers) if one.predicted != one.reported]
-    assert wrong == []
+    if "mistral" in fleet_name(request):
+        assert all(expected >= hit for _, expected, hit in wrong), "windows alone: an upper bound"
+    else:
+        assert wrong == []
     assert reported > 0.2 * sum(one.prompt for one in answers)

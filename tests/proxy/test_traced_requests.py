@@ -63,7 +63,7 @@ def traced(pods: Town, tracing: Tracing, *plans: Plan, headers: HeaderList = HEA
     context = pods.context(*plans, headers=[*headers, (b"content-type", b"application/json")], messages=messages)
     trace = tracing.begin(headers, first_values(headers))
     trace.phases = context.phases
-    context.inbound = replace(context.inbound, trace=trace)
+    context.head = replace(context.head, trace=trace)
     return context
 
 

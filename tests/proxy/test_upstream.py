@@ -18,7 +18,7 @@ from router.frontends.http import upstream
 from router.frontends.http.connection import READ_PAUSE_BYTES, UpstreamTimeouts
 from router.frontends.http.headers import HeaderRules, request_message
 from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from tests.closed_port import closed_port
 from tests.policy.scenes import make_pod
 
@@ -661,12 +661,12 @@ async def test_requests_have_the_pods_credentials_instead_of_the_clients(tmp_pat
         seen.append(await call.request())
         await call.answer(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok")
 
-    inbound = Inbound("r", "POST", b"/v1/x", [(b"authorization", b"Bearer client")])
+    head = Head("r", "POST", b"/v1/x", [(b"authorization", b"Bearer client")])
     async with serving_at(tmp_path / "pod.sock", script):
         pod = make_pod(url="", bearer_file=str(file) if key else "")
         pool = UpstreamPool("a", "http://pod-a", GENEROUS, str(tmp_path / "pod.sock"), pod)
         sender = UpstreamSender(lambda _: pool, HeaderRules(forward=["authorization"]))
-        reply = await sender.send(inbound, POD, b"{}")
+        reply = await sender.send(head, POD, b"{}")
         reply.close()
         await pool.fetch("/health", PATIENCE_S)
         pool.close()

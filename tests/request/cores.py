@@ -36,7 +36,7 @@ from router.request.context import RequestContext
 from router.request.core import build_core
 from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import Head, HeaderList
 from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
@@ -64,12 +64,6 @@ class WatchedStore(LocalStore):
         """Neither confirmed nor withdrawn."""
         self.capacities_blocks: list[int | None] = []
         """The capacities of all predictions."""
-        self.reported_hits: list[tuple[PodId, int, int]] = []
-        """The pod, expected and reported tokens of estimated hits."""
-
-    def observe_hit(self, pod: PodId, expected_tokens: int, reported_tokens: int) -> None:
-        super().observe_hit(pod, expected_tokens, reported_tokens)
-        self.reported_hits.append((pod, expected_tokens, reported_tokens))
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         prediction = super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
@@ -155,7 +149,7 @@ class CoreOfPods:
         """A request to an endpoint that the router does not read, decided for these plans, best first."""
         context = self.context(*plans)
         context.request = replace(context.request, endpoint=Endpoint.OTHER)
-        context.inbound = replace(context.inbound, method=method, target=b"/v1/responses")
+        context.head = replace(context.head, method=method, target=b"/v1/responses")
         return context
 
     def context(
@@ -180,18 +174,17 @@ class CoreOfPods:
             stream=bool(body.get("stream")),
             usage=usage,
         )
-        inbound = Inbound(
+        head = Head(
             id=request.id,
             method="POST",
             target=endpoint.value.encode(),
             headers=headers or [(b"content-type", b"application/json")],
             peer="192.0.2.1",
-            owner="192.0.2.0",
         )
         candidates = tuple(Candidate(plan, Cost.of([("prefill", expected_ms)], expected_ms), 7) for plan in plans)
         decision = RouteDecision("scripted", "1", candidates) if plans else None
         phases = Phases(self.clock.now_s())
-        return RequestContext(request, inbound, phases, prompt=prompt, decision=decision)
+        return RequestContext(request, head, phases, owner="192.0.2.0", prompt=prompt, decision=decision)
 
     def counted(self, name: str, **labels: str) -> float:
         """The sum of the samples of our metrics that have these labels."""

@@ -16,7 +16,7 @@ from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.core import Core
 from router.request.error_responses import error_body
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from router.request.preparation_steps import Step, Ticket, Tokens
 from router.request.queues import ModelQueue
 from router.request.reading import RequestReader
@@ -136,7 +136,7 @@ class MemoryFront:
         self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT, stored: StoredResponse | None = None, **head: Any
     ) -> MemoryExchange:
         """Take one request, and send it to a pod unless it is refused or waits. `stored`: the response that its path
-        names; `head`: other fields of an `Inbound`."""
+        names; `head`: other fields of a `Head`."""
         exchange, endpoint = MemoryExchange(self._core), endpoint_of(path)
         endings, request_id = self._core.requests.endings, f"req-{id(exchange)}"
         try:
@@ -145,9 +145,9 @@ class MemoryFront:
             endings.refused(endpoint, error, request_id, tenant=tenant)
             exchange.refuse(error)
             return exchange
-        given = {"method": "POST", "headers": [], **head}
-        inbound, phases = Inbound(id=request_id, target=path.encode(), **given), Phases(self._core.clock.now_s())
-        exchange.context = RequestContext(request, inbound, phases, reader=reader_of(endpoint), tenant=tenant)
+        given, phases = {"method": "POST", "headers": [], **head}, Phases(self._core.clock.now_s())
+        asked = Head(id=request_id, target=path.encode(), **given)
+        exchange.context = RequestContext(request, asked, phases, reader=reader_of(endpoint), tenant=tenant)
         if stored is not None:
             exchange.context.concerns(stored)
         endings.begin()

@@ -14,7 +14,7 @@ from router.observe.receipts import receipt
 from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
 from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import Head, HeaderList
 from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, PromptPrefix
 from tests.policy.scenes import pod
 from tests.request.cores import CoreOfPods, pods_at
@@ -25,7 +25,7 @@ USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens
 def responded(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:
     """A request whose response reports 48 cached tokens, by one or two pods."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
-    context = RequestContext(request, Inbound(id="r", method="POST", target=b"/", headers=[]), Phases(0.0))
+    context = RequestContext(request, Head(id="r", method="POST", target=b"/", headers=[]), Phases(0.0))
     context.candidate = Candidate(plan, Cost.of((), 1.0), 7)
     context.decision = RouteDecision("by hand", "1", (context.candidate,))
     context.handed_over_cached_tokens = handed_over
@@ -162,5 +162,5 @@ def test_clients_behind_one_gateway_differ_by_tenant_or_credentials(
 ) -> None:
     """Only a digest of the credentials is kept, which may be logged."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", tenant=tenant)
-    inbound = Inbound(id="r", method="POST", target=b"/", headers=headers, peer="10.0.0.1")
-    assert RequestContext(request, inbound, Phases(0.0)).client == client
+    head = Head(id="r", method="POST", target=b"/", headers=headers, peer="10.0.0.1")
+    assert RequestContext(request, head, Phases(0.0)).client == client

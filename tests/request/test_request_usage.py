@@ -10,7 +10,7 @@ from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext, counted_output_tokens, counted_prompt_tokens
 from router.request.endings import usage_of
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from router.request.response_reader import TokenCountingReader
 from router.types import Endpoint, InferenceRequest
 from tests.policy.scenes import POLICIES, pod, ready, scene
@@ -22,7 +22,7 @@ TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 def ended(*pieces: bytes, status: int = 200, tries: int = 1, failures: int = 0) -> RequestContext:
     """A stream that ended after these pieces."""
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"x" * 400, stream=True, tenant="t")
-    context = RequestContext(request, Inbound("r", "POST", b"/", []), Phases(0.0), reader=TokenCountingReader())
+    context = RequestContext(request, Head("r", "POST", b"/", []), Phases(0.0), reader=TokenCountingReader())
     context.candidate = decide(scene(*ready(pod("a"))), POLICIES["least_load"]).candidates[0] if tries else None
     context.status, context.tries = status, tries
     context.failures = (Failure("a", "connect_failed"),) * failures

@@ -9,21 +9,18 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from router.admission.sharing import CeilingReport, Grant, Grants
-from router.feeds.cluster_feeds import SharedResponses
+from router.admission.sharing import CeilingReport, Grant, Grants, MeterSharing
+from router.feeds.shared_rows import SharedQuotas, SharedResponses, SharedWork
 from router.policy.calibration import Calibration
-from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection
-from router.stores.shared_state import SharedRows
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries
-from tests.stores.test_shared_state import (
+from tests.stores.test_rows_in_redis import (
     H100,
     KEY,
     KEYS,
     PRIOR,
     WORK,
-    Work,
     fitted,
     observe_prompts,
     prefill_ms,
@@ -56,10 +53,10 @@ async def forge_row(connection: RedisConnection, router: str | bytes, row: bytes
     await connection.client.hset(KEYS.routers, router, b"%d %b" % (seconds * 1000 + micros // 1000, row))
 
 
-async def router_two(connection: RedisConnection) -> SharedRows[Work]:
+async def router_two(connection: RedisConnection) -> SharedWork:
     """A second router; the first has shared its work."""
     one, two = rows(connection, "1", "2")
-    await one.exchange(WORK)
+    await one.rows(WORK)
     return two
 
 
@@ -74,7 +71,7 @@ async def test_a_large_row_is_not_read_and_the_others_are(connection: RedisConne
         for _ in range(3):
             await forge_row(connection, "large", b"x" * 25 * MIB)
             await forge_row(connection, b"y" * 9 * MIB, b"\x80")
-            assert await two.exchange({}) == {"1": WORK}
+            assert await two.rows({}) == {"1": WORK}
     assert await sent_bytes(connection) - before < MIB
     assert {line["router"][:9] for line in lines} == {"large", "y" * 9} and len(lines) == 2
 
@@ -86,9 +83,9 @@ async def test_many_rows_are_dropped(connection: RedisConnection) -> None:
     await connection.client.hset(KEYS.routers, mapping={str(n): b"%d \x80" % stamp for n in range(20_000)})
     before = await sent_bytes(connection)
     for _ in range(2):
-        await two.exchange({})
-        await one.exchange(WORK)
-    assert await two.exchange({}) == {"1": WORK}
+        await two.rows({})
+        await one.rows(WORK)
+    assert await two.rows({}) == {"1": WORK}
     assert await sent_bytes(connection) - before < MIB
 
 
@@ -98,7 +95,7 @@ async def test_rows_with_more_pods_than_a_fleet_has_are_skipped(connection: Redi
     many = msgspec.msgpack.encode({format(number, "x"): [] for number in range(4_000)})
     for number in range(20):
         await forge_row(connection, f"forged {number}", many)
-    found = await two.exchange({})
+    found = await two.rows({})
     assert sum(map(len, found.values())) <= 10_000
 
 
@@ -110,7 +107,7 @@ async def test_a_row_with_numbers_out_of_range_is_skipped(connection: RedisConne
     two = await router_two(connection)
     await forge_row(connection, "forged", msgspec.msgpack.encode({"a": work}))
     with capture_logs() as lines:
-        assert await two.exchange({}) == {"1": WORK}
+        assert await two.rows({}) == {"1": WORK}
     assert [line["router"] for line in lines] == ["forged"]
 
 
@@ -122,7 +119,7 @@ async def test_a_large_calibration_is_not_read(connection: RedisConnection) -> N
     own = fitted(10)
     await connection.client.set(KEY, b"x" * 25 * MIB)
     before = await sent_bytes(connection)
-    await shared(connection).exchange(own)
+    await shared(connection, own).exchange()
     assert await sent_bytes(connection) - before < MIB
     assert await connection.client.get(KEY) == own.dump()
 
@@ -133,20 +130,21 @@ async def test_a_calibration_of_many_classes_is_not_loaded(connection: RedisConn
     for number in range(100):
         observe_prompts(forged, 2, class_key=f"org/model/{number}/x")
     await connection.client.set(KEY, forged.dump())
-    await shared(connection).exchange(own)
+    await shared(connection, own).exchange()
     assert not list(own.rows())
 
 
 async def test_forged_calibrations_do_not_add_up(connection: RedisConnection) -> None:
     """Other classes in each."""
-    own, exchange = fitted(10), shared(connection)
+    own = fitted(10)
+    exchange = shared(connection, own)
     for number in range(20):
         forged = Calibration()
         for other in range(10):
             observe_prompts(forged, 2, class_key=f"org/model/{number}/{other}")
         observe_prompts(forged, 2, class_key=f"another/model/{number}")
         await connection.client.set(KEY, forged.dump())
-        await exchange.exchange(own)
+        await exchange.exchange()
     known = msgspec.msgpack.decode(own.dump())["classes"]
     assert H100 in known and len(known) <= 32 and all(key.startswith("org/model/") for key in known)
 
@@ -160,7 +158,7 @@ async def test_forged_speeds_far_from_the_prior_are_not_loaded(connection: Redis
     fit["log_coefficients"] = [math.log(factor * value) for value in fit["prior"]]
     fit["covariance"] = [[1e-6 * (row == column) for row in range(size)] for column in range(size)]
     await connection.client.set(KEY, msgspec.msgpack.encode(forged))
-    await shared(connection).exchange(own)
+    await shared(connection, own).exchange()
     assert prefill_ms(own) == PRIOR.prefill_ms(1000)
 
 
@@ -179,7 +177,7 @@ async def test_members_that_are_none_do_not_count(connection: RedisConnection, r
     """And keep no router from its share."""
     await connection.client.hset(KEYS.quota_members, "forged", row)
     await connection.client.hset(KEYS.quota("m"), "forged", f"10 10 {row}")
-    granted = await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 0, 5)])
+    granted = await SharedQuotas(connection, KEYS, "a", MeterSharing()).grants([CeilingReport("m", 10, 0, 5)])
     assert granted == Grants([Grant(5, 0, 5)], 1)
 
 
@@ -189,7 +187,7 @@ async def test_forged_use_does_not_become_an_allowance(connection: RedisConnecti
     for forged in range(3):
         row = f"{'9' * 300} 0 {seconds * 1000}"
         await connection.client.hset(KEYS.quota("m"), f"forged {forged}", row)
-    granted = await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 0, 5)])
+    granted = await SharedQuotas(connection, KEYS, "a", MeterSharing()).grants([CeilingReport("m", 10, 0, 5)])
     assert granted.grants[0].others_used > 10
 
 
@@ -198,5 +196,5 @@ async def test_many_members_are_dropped(connection: RedisConnection) -> None:
     crowd = {str(number): "x" for number in range(20_000)}
     await connection.client.hset(KEYS.quota_members, mapping=crowd)
     await connection.client.hset(KEYS.quota("m"), mapping=crowd)
-    await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 0, 5)])
+    await SharedQuotas(connection, KEYS, "a", MeterSharing()).grants([CeilingReport("m", 10, 0, 5)])
     assert await connection.client.hlen(KEYS.quota_members) == await connection.client.hlen(KEYS.quota("m")) == 1

@@ -353,22 +353,13 @@ def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
 # --- pods that do not announce which blocks they have ---
 
 
-def test_estimated_hits_are_scaled_by_what_pods_of_the_class_report(store: LocalStore) -> None:
-    """Those of another engine version are not."""
+def test_a_pod_of_windows_alone_is_predicted_until_full_attention_is_announced(store: LocalStore) -> None:
+    """The events of windows do not say which blocks they name."""
     window = BlocksStored(block_hashes=(1,), group=0, layers=LayerType(AttentionKind.WINDOW, 2, span_tokens=4))
-    for pod in (make_pod("b"), make_pod("c", version="2")):
-        store.add_holder(pod, GENERATION)
-    for name in "abc":
-        store.apply(name, [window])
-        store.confirm(store.predict(name, prompt(), ttl_s=1200.0, capacity_blocks=99), 0.0)
-    assert store.match(prompt(), 1000.0).blocks == dict.fromkeys("abc", (2, 0, 0, 0))
-    for _ in range(200):
-        store.observe_hit("a", 20_000, 0)
-    assert [store.match(prompt(), 1000.0).held_blocks(name) for name in "abc"] == [0, 0, 2]
-
-
-def test_reports_of_pods_that_announce_their_blocks_change_nothing(store: LocalStore) -> None:
-    store.apply("a", [stored(3)])
-    for _ in range(200):
-        store.observe_hit("a", 20_000, 0)
-    assert store.match(prompt(), 1.0).held_blocks("a") == 3
+    store.apply("a", [window])
+    assert store.unnamed == {"a"}
+    store.confirm(store.predict("a", prompt(), ttl_s=1200.0, capacity_blocks=99), 0.0)
+    assert store.match(prompt(), 1000.0).held_blocks("a") == 3
+    store.apply("a", [replace(stored(1), group=1)])
+    assert not store.unnamed
+    assert store.match(prompt(), 1000.0).held_blocks("a") == 0

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from router.admission.sharing import CeilingReport, Grant, Grants
-from router.stores import quota_book
-from router.stores.quota_book import QuotaBook
+from router.admission.sharing import CeilingReport, Grant, Grants, MeterSharing
+from router.feeds import shared_rows
+from router.feeds.shared_rows import SharedQuotas
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.stores.scripts import NOW
+from router.stores.scripts import EXCHANGE_SHARES, NOW
 from tests.admission.share_book import ShareBook
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries
@@ -32,11 +32,15 @@ async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConne
         await made.close()
 
 
+def book_of(connection: RedisConnection, member: str) -> SharedQuotas:
+    return SharedQuotas(connection, KEYS, member, MeterSharing())
+
+
 def stop_the_books_clock(patch: pytest.MonkeyPatch) -> None:
     """What a process may use ends a second after its last exchange, and a machine may pause for longer."""
-    still = quota_book.EXCHANGE_SHARES.replace(NOW, f"local now_ms = {NOW_MS}")
-    assert still != quota_book.EXCHANGE_SHARES
-    patch.setattr(quota_book, "EXCHANGE_SHARES", still)
+    still = EXCHANGE_SHARES.replace(NOW, f"local now_ms = {NOW_MS}")
+    assert still != EXCHANGE_SHARES
+    patch.setattr(shared_rows, "EXCHANGE_SHARES", still)
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def still_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_it_grants_what_the_book_in_memory_grants(connection: RedisConnection) -> None:
     """For random reports of three processes on four limits, up to those of a trillion tokens."""
     book, draw = ShareBook(), random.Random(7)
-    books = {name: QuotaBook(connection, KEYS, name) for name in ("a", "b", "c")}
+    books = {name: book_of(connection, name) for name in ("a", "b", "c")}
     limits = {"a tenant\0m\0PROMPT": 10**12, "t\0\0REQUESTS": 10, "ü\0m\0OUTPUT": 5000, "t\0m\0CONCURRENT": 3}
     for _ in range(300):
         name = draw.choice(sorted(books))
@@ -58,48 +62,46 @@ async def test_it_grants_what_the_book_in_memory_grants(connection: RedisConnect
             )
             for meter, limit in draw.sample(sorted(limits.items()), draw.randrange(len(limits) + 1))
         ]
-        assert await books[name].exchange(reports) == book.exchange(name, reports, 0.0)
+        assert await books[name].grants(reports) == book.exchange(name, reports, 0.0)
 
 
 @pytest.mark.usefixtures("still_clock")
 async def test_what_a_process_had_that_is_silent_is_free(connection: RedisConnection) -> None:
     """Also if Redis has kept its row over a restart."""
-    gone, here = (QuotaBook(connection, KEYS, name) for name in ("gone", "here"))
-    await gone.exchange([CeilingReport("m", 10, 6, 4)])
-    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(1, 6, -1)], 2)
+    gone, here = (book_of(connection, name) for name in ("gone", "here"))
+    await gone.grants([CeilingReport("m", 10, 6, 4)])
+    assert await here.grants([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(1, 6, -1)], 2)
     long_ago_ms = "1000"
     await connection.client.hset(KEYS.quota("m"), "gone", f"6 10 {long_ago_ms}")
     await connection.client.hset(KEYS.quota_members, "gone", long_ago_ms)
-    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(6, 0, 4)], 1)
+    assert await here.grants([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(6, 0, 4)], 1)
     assert await connection.client.hkeys(KEYS.quota("m")) == [b"here"]
 
 
 @pytest.mark.usefixtures("still_clock")
 async def test_a_process_holds_what_it_has_used_a_second_after_its_last_exchange(connection: RedisConnection) -> None:
     """What more it might have used is free. It still counts as a process for a while."""
-    gone, here = (QuotaBook(connection, KEYS, name) for name in ("gone", "here"))
-    await gone.exchange([CeilingReport("m", 10, 6, 4)])
+    gone, here = (book_of(connection, name) for name in ("gone", "here"))
+    await gone.grants([CeilingReport("m", 10, 6, 4)])
     await connection.client.hset(KEYS.quota_members, "gone", str(NOW_MS - 1100))
-    assert await here.exchange([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(4, 6, 0)], 2)
+    assert await here.grants([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(4, 6, 0)], 2)
 
 
 async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnection) -> None:
     await connection.client.hset(KEYS.quota("m"), "newer", "1 2 3 4")
-    assert await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 0, 5)]) == Grants(
-        [Grant(5, 0, 5)], 1
-    )
+    assert await book_of(connection, "a").grants([CeilingReport("m", 10, 0, 5)]) == Grants([Grant(5, 0, 5)], 1)
 
 
 @pytest.mark.usefixtures("still_clock")
 async def test_a_process_that_stops_is_no_member(connection: RedisConnection) -> None:
-    one, other = (QuotaBook(connection, KEYS, name) for name in "ab")
-    await one.exchange([CeilingReport("m", 10, 6, 4)])
-    assert (await other.exchange([])).members == 2
+    one, other = (book_of(connection, name) for name in "ab")
+    await one.grants([CeilingReport("m", 10, 6, 4)])
+    assert (await other.grants([])).members == 2
     await one.leave()
-    assert await other.exchange([CeilingReport("m", 10, 0, 5)]) == Grants([Grant(4, 6, 0)], 1)
+    assert await other.grants([CeilingReport("m", 10, 0, 5)]) == Grants([Grant(4, 6, 0)], 1)
 
 
 async def test_unused_keys_expire(connection: RedisConnection) -> None:
-    await QuotaBook(connection, KEYS, "a").exchange([CeilingReport("m", 10, 1, 0)])
+    await book_of(connection, "a").grants([CeilingReport("m", 10, 1, 0)])
     for key in (KEYS.quota("m"), KEYS.quota_members):
         assert 0 < await connection.client.pttl(key) <= 120_000

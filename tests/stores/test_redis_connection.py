@@ -12,20 +12,19 @@ import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from structlog.testing import capture_logs
 
-from router.admission.sharing import CeilingReport
+from router.admission.sharing import CeilingReport, MeterSharing
 from router.errors import ConfigError
-from router.feeds.cluster_feeds import SharedDrains, SharedResponses
+from router.feeds.shared_rows import SharedCalibration, SharedDrains, SharedQuotas, SharedResponses, SharedWork
 from router.fleet.drains import Drain, Drains
+from router.fleet.ledger import Ledger
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
 from router.index.stored_responses import StoredResponse
 from router.policy.calibration import Calibration
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.quota_book import QuotaBook
 from router.stores.redis_connection import RedisConnection, Secret, redis_error_text
 from router.stores.redis_schema import Keys
-from router.stores.shared_state import SharedCalibration, SharedFact, SharedRows, calibration_key
 from router.types import BlockChange, Generation, InFlight, Tier
 from tests.redis_process import address_of
 from tests.redis_servers.server import (
@@ -44,15 +43,6 @@ KEYS = Keys("warmroute")
 GENERATION = Generation(model="m", revision="r", block_size_tokens=16)
 FACTS = HolderFacts(url="http://pod:8000")
 BLOCKS = list(range(1, 100))
-FACT = SharedFact(
-    name="",
-    key="routers",
-    ttl_s=1,
-    interval_s=1,
-    row=dict[str, InFlight],
-    own=dict[str, InFlight],
-    merge=lambda rows: None,
-)
 SCHEMA = Path(__file__).parents[2] / "router/stores/README.md"
 
 
@@ -99,20 +89,24 @@ async def publish_and_read(
     assert await writer.retire() is WriteResult.OK
 
 
+async def no_pods() -> None:
+    """There are none to apply drains to."""
+
+
 async def share_everything(router: RedisConnection) -> None:
     """What routers share."""
-    assert await SharedRows(router, KEYS, "router", FACT).exchange({"a": InFlight()}) == {}
-    await SharedCalibration(router, KEYS, "org/model", ttl_s=60).exchange(Calibration())
+    assert await SharedWork(router, KEYS, "router", Ledger()).rows({"a": InFlight()}) == {}
+    await SharedCalibration(router, KEYS, Calibration(), lambda: ["org/model"]).exchange()
     responses = SharedResponses(router, KEYS)
     responses.add(StoredResponse("r", "a", "m", 0.0))
-    await responses.send()
+    await responses.exchange()
     assert await responses.find("r")
-    book = QuotaBook(router, KEYS, "router")
-    assert (await book.exchange([CeilingReport("m", 10, 0, 5)])).members == 1
+    book = SharedQuotas(router, KEYS, "router", MeterSharing())
+    assert (await book.grants([CeilingReport("m", 10, 0, 5)])).members == 1
     await book.leave()
     drains = Drains()
     drains.change("rack=r12", Drain(0.0, "ada"))
-    assert await SharedDrains(router, KEYS, drains).share()
+    assert await SharedDrains(router, KEYS, drains, no_pods).share()
 
 
 # --- addresses ---
@@ -231,7 +225,7 @@ class TestUsers:
             KEYS.quota("tenant\0m\0PROMPT"),
             KEYS.quota("a}:b"),
             KEYS.response("resp_1"),
-            calibration_key(KEYS, "org/model"),
+            KEYS.calibration("org/model"),
         ],
     )
     async def test_a_publisher_can_neither_write_nor_read_what_routers_share(
@@ -275,7 +269,7 @@ class TestUsers:
                 responses = SharedResponses(connection, KEYS)
                 responses.add(StoredResponse("owned", "pod", "m", 0.0, "tenant a"))
                 responses.add(StoredResponse("free", "pod", "m", 0.0))
-                await responses.send()
+                await responses.exchange()
                 with capture_logs() as lines:
                     for _ in range(2):
                         assert {each for each in ("owned", "free") if await responses.find(each)} == found

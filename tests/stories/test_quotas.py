@@ -19,7 +19,7 @@ from loadtest.commands.child_processes import JSON_CALL
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from router.admission.sharing import TOLERANCE, MeterSharing
-from router.feeds import quota_feed
+from router.feeds import shared_rows
 from router.prompt.tokenizer import Tokenizer
 from router.request import quota_charges
 from tests.redis_process import RedisProcess, redis_process
@@ -159,7 +159,7 @@ async def fleet(
     """Three routers with a quota of 300 requests a minute, which know of each other. None gives up the others, or its
     requests, because the machine is slow: they would have local shares before the test takes Redis away."""
     stop_the_books_clock(monkeypatch)
-    for module, name in ((quota_feed, "MAX_EXCHANGE_S"), (quota_feed, "MAX_WAIT_S"), (quota_charges, "MAX_WAIT_S")):
+    for module, name in ((shared_rows, "MAX_EXCHANGE_S"), (shared_rows, "MAX_WAIT_S"), (quota_charges, "MAX_WAIT_S")):
         monkeypatch.setattr(module, name, DEADLINE_S)
     file = tenants("{requests_per_minute: 300}")
     async with asyncio.timeout(DEADLINE_S), AsyncExitStack() as stack:

@@ -10,11 +10,15 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from loadtest.simulator.router_view import Unrecorded
 from router.config.index_schema import RedisIndex
+from router.feeds.discovery.membership import Membership
 from router.feeds.supervise import running
-from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet
-from router.types import Generation
+from router.fleet.ledger import Ledger
+from router.policy.calibration import Calibration
+from router.policy.calibrator import Calibrator
+from router.types import Generation, Links, PodSpeed
 from router.wiring.cluster_member import ClusterMember, ReadableGenerations
 from router.wiring.program import wait_for_cluster
 from tests.redis_servers.server import free_port
@@ -45,10 +49,13 @@ async def test_a_router_serves_at_once_while_redis_is_away() -> None:
     """`index.redis.ready_timeout_s` is for a Redis that answers; the log names the address and not the password."""
     port = free_port()
     redis = RedisIndex(url=SecretStr(f"redis://:hush@127.0.0.1:{port}"), ready_timeout_s=3600)
-    member = ClusterMember(redis, ReadableGenerations({}), Drains())
+    fleet, calibrator = Fleet(), Calibrator(Calibration(), Unrecorded(), Links())
+    pods = Membership(fleet, lambda *_: (PodSpeed(0, 0, 0), 0), {})
+    readable = ReadableGenerations({})
+    member = ClusterMember(redis, readable, Ledger(), calibrator, fleet, pods.drains, pods.follow_drains)
     with capture_logs() as lines:
         async with asyncio.timeout(10), running(member.feeds):
-            await wait_for_cluster(member, Fleet(), redis.ready_timeout_s, self_test=True)
+            await wait_for_cluster(member, fleet, redis.ready_timeout_s, self_test=True)
     await member.close()
     assert not member.loaded.is_set()
     assert any(line["event"] == "serving before startup is complete" for line in lines)

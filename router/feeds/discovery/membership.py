@@ -24,7 +24,7 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
-from router.feeds.supervise import STEP, Feeds
+from router.feeds.supervise import STEP, Feeds, in_turns
 from router.fleet.drains import Drains
 from router.fleet.fleet import UNREPORTED, Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
@@ -83,7 +83,6 @@ class Membership:
         self._reported: dict[str, tuple[str, str, int]] = {}
         """By URL: (uid, engine, ranks) as reported by the pod."""
         self.drains = drains or Drains()
-        self.drains.on_change = self._follow_drains
         self._drained: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
         """All pods with the speed of their cost prior."""
@@ -223,7 +222,8 @@ class Membership:
         if pods != self.pods:
             self.pods = pods
             self._fleet.sync(pods)
-        self._follow_drains()
+        for pod in pods:
+            self._follow_drain(pod)
 
     def _pods_of(self, listed: Mapping[str, ListedPod]) -> tuple[Pod, ...]:
         pods = tuple(pod for one in listed.values() for pod in self._build(one))
@@ -245,8 +245,15 @@ class Membership:
 
     # --- drains ---
 
-    def _follow_drains(self) -> None:
-        for pod in self.pods:
+    async def follow_drains(self) -> None:
+        """Apply the drains in force to all pods. It goes on if the caller is cancelled."""
+        await asyncio.shield(asyncio.ensure_future(self._follow_drains()))
+
+    async def _follow_drains(self) -> None:
+        pods = self.pods
+        async for pod in in_turns(pods):
+            if self.pods is not pods:  # their drains are applied with the new pods
+                return
             self._follow_drain(pod)
 
     def _follow_drain(self, pod: Pod) -> None:

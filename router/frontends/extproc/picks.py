@@ -123,13 +123,13 @@ class PickForwarder(Forwarder):
 
     def _changes(self, context: RequestContext, pod: Pod) -> tuple[HeaderList, list[bytes]]:
         """Headers to set, and names to remove, so that the pod receives what `warmroute serve` would send."""
-        inbound, pool = context.inbound, self._sender.pool(pod)
-        wanted, given = self._sender.headers(inbound, pool), set(inbound.headers)
+        head, pool = context.head, self._sender.pool(pod)
+        wanted, given = self._sender.headers(head, pool), set(head.headers)
         kept = {name for name, _ in wanted}
         removed = {name for name, _ in given if name not in kept and not name.startswith(b"x-envoy-")}
         changed = [header for header in wanted if header not in given]
         if pool.path_prefix:
-            changed.append((b":path", pool.path_prefix + inbound.target))
+            changed.append((b":path", pool.path_prefix + head.target))
         return changed, sorted(removed - _GATEWAYS - {POD_HEADER})
 
     # --- the response ---

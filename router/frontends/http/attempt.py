@@ -174,9 +174,9 @@ class Forwarder:
             return self._pulls.open(tracker, plan.pod, plan.pull.holder)
         body = tracker.body
         if not context.repeatable:
-            return self._sender.send_once(context.inbound, plan.pod, lambda: body)
-        inbound = tracker.asked.inbound if isinstance(tracker, ContinuingTracker) else context.inbound
-        return self._sender.send(inbound, plan.pod, body)
+            return self._sender.send_once(context.head, plan.pod, lambda: body)
+        head = tracker.asked.head if isinstance(tracker, ContinuingTracker) else context.head
+        return self._sender.send(head, plan.pod, body)
 
 
 async def send_answer(answer: Iterator[bytes], context: RequestContext, client: Downstream) -> None:

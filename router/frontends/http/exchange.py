@@ -54,24 +54,16 @@ def date_line(unix_s: int) -> bytes:
 class ReceivedRequest(msgspec.Struct):
     method: str
     path: str
-    """As sent, without the query."""
     target: bytes
-    """Path and query, raw."""
     headers: HeaderList
     named: Mapping[bytes, bytes]
-    """The first header of each name."""
     peer: str
     body: bytes = b""
     refusal: RouterError | None = None
-    """Why the request is refused, if that follows from its headers."""
     tenant: Tenant = OPEN_TENANT
-    """Who sent it, if it was admitted."""
     owner: str = ""
-    """Whose share of the router's limits it uses: the tenant's, or its address's; empty if only a proxy is known."""
     arriving: Hold | None = None
-    """Its place among its tenant's concurrent requests, before its body is complete."""
     cors_headers: HeaderList = []
-    """Headers of its response for a web page of an allowed origin."""
     pods_allowed: frozenset[str] | None = None
     sees_response: bool = True
     """Whether its response passes the router."""

@@ -205,11 +205,11 @@ class SplitExecutor:
         request = attempt.context.request
         prefill_body = partial(attempt.dialect.prefill_body, request.endpoint, request.body, attempt.pair)
         body = await self._edits.run(request.body, prefill_body)
-        inbound = attempt.context.inbound
-        reply = await self._sender.send_once(inbound, pod, lambda: body, "prefill")
+        head = attempt.context.head
+        reply = await self._sender.send_once(head, pod, lambda: body, "prefill")
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
-        if inbound.trace is not None:
-            inbound.trace.prefill_ended()
+        if head.trace is not None:
+            head.trace.prefill_ended()
         if response.status == 200:
             attempt.tracker.handed_over(time.monotonic())
             self._metrics.sent.labels(pod.id, "ok").inc()
@@ -284,10 +284,10 @@ class SplitExecutor:
         self, attempt: SplitAttempt, offered: Handoff | None, prefill: asyncio.Task[WholeReply]
     ) -> DecodeReply:
         """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
-        inbound, pod = attempt.context.inbound, attempt.pair.decode
+        head, pod = attempt.context.head, attempt.pair.decode
         edited = await self._edits.run(attempt.context.request.body, partial(attempt.body_after, offered))
         body = partial(attempt.decode_body, offered, self._fleet, edited)
-        reply = await self._sender.send_once(inbound, pod, body, "decode")
+        reply = await self._sender.send_once(head, pod, body, "decode")
         attempt.reply = reply
         first = await self._first_piece(attempt, reply)
         if not prefill.done():
@@ -354,9 +354,9 @@ class PullExecutor:
         own = context.request.body
         body = await self.body(own, pod, holder)
         if body is None:
-            return await self._sender.send(context.inbound, pod, own)
+            return await self._sender.send(context.head, pod, own)
         pull_body = body
-        reply = await self._sender.send_once(context.inbound, pod, lambda: pull_body)
+        reply = await self._sender.send_once(context.head, pod, lambda: pull_body)
         if reply.status >= 400 and reply.status not in RETRY_STATUSES and not is_last:
             reply.close()
             raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")

@@ -41,7 +41,7 @@ from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.endings import Endings
 from router.request.error_responses import headers_too_large, stream_error_body
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest, UsageShown
@@ -262,23 +262,25 @@ class OpenAiEdge(HttpEdge):
             raise
         given = received.named.get(b"x-request-id")
         shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
-        inbound = Inbound(
+        head = Head(
             request_id,
             received.method,
             received.target,
             received.headers,
+            received.path,
+            received.named,
             received.peer,
             shown_id,
             trace,
-            received.owner,
+            received.pods_allowed,
         )
         return RequestContext(
             request,
-            inbound,
+            head,
             phases,
             reader=reader_of(endpoint),
             tenant=received.tenant,
-            pods_allowed=received.pods_allowed,
+            owner=received.owner,
         )
 
     def abandoned(self, received: ReceivedRequest) -> None:

@@ -29,7 +29,7 @@ from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, Upstre
 from router.frontends.http.connection import Connection, UpstreamMessage, UpstreamTimeouts
 from router.frontends.http.headers import HeaderRules, request_head, request_message
 from router.frontends.http.relay import RESPONSE, read_all
-from router.request.inbound import HeaderList, Inbound
+from router.request.inbound import Head, HeaderList
 from router.types import NO_TLS_FILES, Pod, PodId
 
 IDLE_EXPIRY_S = 3.0
@@ -297,32 +297,32 @@ class UpstreamSender:
         self.pool = pool
         self.rules = rules
 
-    def send(self, inbound: Inbound, pod: Pod, body: bytes) -> Awaitable[Reply]:
+    def send(self, head: Head, pod: Pod, body: bytes) -> Awaitable[Reply]:
         """Wait for the headers of the response. Raises `UpstreamError`."""
         pool = self.pool(pod)
-        return pool.exchange(self._message(inbound, pool, body))
+        return pool.exchange(self._message(head, pool, body))
 
-    def send_once(self, inbound: Inbound, pod: Pod, body: Callable[[], bytes], part: str = "") -> Awaitable[Reply]:
+    def send_once(self, head: Head, pod: Pod, body: Callable[[], bytes], part: str = "") -> Awaitable[Reply]:
         """The same for a body that no pod may receive twice; `body` is called just before it is sent. `part`: see
         `Leg`."""
         pool = self.pool(pod)
-        return pool.exchange_once(lambda: self._message(inbound, pool, body(), part))
+        return pool.exchange_once(lambda: self._message(head, pool, body(), part))
 
-    def _message(self, inbound: Inbound, pool: UpstreamPool, body: bytes, part: str = "") -> UpstreamMessage:
-        headers = self.headers(inbound, pool, part)
-        head = request_head(inbound.method, pool.path_prefix + inbound.target, pool.host_header, headers, body)
-        return head + body if len(body) <= COPIED_BYTES else (head, body)
+    def _message(self, head: Head, pool: UpstreamPool, body: bytes, part: str = "") -> UpstreamMessage:
+        headers = self.headers(head, pool, part)
+        sent = request_head(head.method, pool.path_prefix + head.target, pool.host_header, headers, body)
+        return sent + body if len(body) <= COPIED_BYTES else (sent, body)
 
-    def headers(self, inbound: Inbound, pool: UpstreamPool, part: str = "") -> HeaderList:
+    def headers(self, head: Head, pool: UpstreamPool, part: str = "") -> HeaderList:
         """Those that the pod receives, apart from those of the connection."""
-        headers = self.rules.upstream(inbound.headers)
-        if inbound.trace is not None:
-            headers = inbound.trace.upstream(headers, pool.pod, pool.host_header.decode(), part)
+        headers = self.rules.upstream(head.headers)
+        if head.trace is not None:
+            headers = head.trace.upstream(headers, pool.pod, pool.host_header.decode(), part)
         if pool.has_key and (credentials := pool.credentials):
             headers = [header for header in headers if header[0] != b"authorization"] + credentials
         headers += (
-            (b"x-request-id", inbound.id.encode()),
-            (b"x-forwarded-for", inbound.peer.encode()),
+            (b"x-request-id", head.id.encode()),
+            (b"x-forwarded-for", head.peer.encode()),
             _UNPACKED,
             *pool.rank_headers,
         )

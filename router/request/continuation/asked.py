@@ -14,7 +14,7 @@ from router.request.continuation.message_chat import chat_of, converts
 from router.request.continuation.message_stream import MessageStream
 from router.request.continuation.plan import first_body
 from router.request.continuation.terms import Terms, terms_of
-from router.request.inbound import Inbound
+from router.request.inbound import Head
 from router.types import Endpoint, UsageShown
 
 
@@ -23,7 +23,7 @@ class Asked(msgspec.Struct):
     chat."""
 
     endpoint: Endpoint
-    inbound: Inbound
+    head: Head
     body: bytes
     terms: Terms = Terms()
     refusal: str = ""
@@ -42,7 +42,7 @@ def asked_of(context: RequestContext, candidate: Candidate, options: Continuatio
     that can be continued."""
     request = context.request
     if options.only_proven and not candidate.pod.continues:
-        return Asked(request.endpoint, context.inbound, request.body, refusal="engine")
+        return Asked(request.endpoint, context.head, request.body, refusal="engine")
     words = None if request.adapter else options.words_of(request.model)
     asked = _asked(context, candidate, words, request.endpoint, request.body)
     is_message = request.endpoint is Endpoint.MESSAGES and asked.refusal == "sampled"
@@ -53,7 +53,7 @@ def asked_of(context: RequestContext, candidate: Candidate, options: Continuatio
     chat = _asked(context, candidate, words, Endpoint.CHAT, body)
     if chat.refusal:
         return replace(asked, refusal=chat.refusal)
-    return replace(chat, inbound=replace(context.inbound, target=CHAT.path.encode()), message=MessageStream())
+    return replace(chat, head=replace(context.head, target=CHAT.path.encode()), message=MessageStream())
 
 
 def _asked(
@@ -69,7 +69,7 @@ def _asked(
         shows_usage=context.request.usage is not UsageShown.NONE,
     )
     refusal = _refusal(context, candidate, terms, takes_ids=words is not None)
-    return Asked(endpoint, context.inbound, body, terms, refusal, None if refusal else words)
+    return Asked(endpoint, context.head, body, terms, refusal, None if refusal else words)
 
 
 def _refusal(context: RequestContext, candidate: Candidate, terms: Terms, *, takes_ids: bool) -> str:

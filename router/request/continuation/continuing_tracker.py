@@ -69,7 +69,7 @@ class ContinuingTracker(Tracker):
 
     def __post_init__(self) -> None:
         request = self.context.request
-        self.asked = Asked(request.endpoint, self.context.inbound, request.body)
+        self.asked = Asked(request.endpoint, self.context.head, request.body)
 
     @property
     def body(self) -> bytes:

@@ -670,7 +670,7 @@ def test_owner_of_remembered_bytes_is_not_a_name_that_the_client_gives() -> None
     fleet = Fleet("bytes")
     fleet.context.request = structs.replace(fleet.context.request, tenant="anybody")
     fleet.answer(0.5)
-    assert fleet.memory.part(fleet.context.inbound.owner) > 0
+    assert fleet.memory.part(fleet.context.owner) > 0
     assert fleet.memory.part("anybody") == 0
     fleet.close()
 
@@ -772,7 +772,7 @@ def blocks_of(received: bytes) -> list[Any]:
 @pytest.mark.parametrize("shares", [(1.0,), (0.4, 1.0), (0.3, 0.6, 1.0)])
 def test_sampled_message_goes_on_from_the_ids_of_its_chat(name: str, shares: tuple[float, ...]) -> None:
     fleet = message_fleet(name)
-    assert fleet.tracker.asked.inbound.target == b"/v1/chat/completions"
+    assert fleet.tracker.asked.head.target == b"/v1/chat/completions"
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
     for share in shares:
         fleet.answer(share)
@@ -797,7 +797,7 @@ def test_pod_that_is_not_known_to_read_messages_alike_is_asked_for_one() -> None
     assert fleet.tracker.asked.message is not None
     assert fleet.fail(ConnectFailed("refused", pod="a", refused=True))
     assert (fleet.pod, fleet.tracker.body) == ("b", fleet.context.request.body)
-    assert fleet.tracker.asked.inbound is fleet.context.inbound
+    assert fleet.tracker.asked.head is fleet.context.head
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"no; reason=sampled"
     fleet.close()
 

@@ -249,7 +249,7 @@ class TapeFront:
     # --- requests ---
 
     def _arrive(self, request: Any, simulated: RequestContext) -> None:
-        context = RequestContext(request, simulated.inbound, Phases(self._clock.now_s), simulated.tenant)
+        context = RequestContext(request, simulated.head, Phases(self._clock.now_s), simulated.tenant)
         self._contexts[request.id] = context
         self._core.requests.endings.begin()
         assert simulated.prompt is not None

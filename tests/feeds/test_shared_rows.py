@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import cast
 
@@ -11,12 +11,7 @@ import msgspec
 import pytest
 from redis.exceptions import RedisError
 
-from router.feeds.cluster_feeds import (
-    MAX_WAITING_RESPONSES,
-    RESPONSE_TTL_S,
-    SharedDrains,
-    SharedResponses,
-)
+from router.feeds.shared_rows import MAX_WAITING_RESPONSES, RESPONSE_TTL_S, SharedDrains, SharedResponses
 from router.fleet.drains import Drain, Drains
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
@@ -44,7 +39,7 @@ async def test_another_router_finds_the_pod_of_a_response(kind: str) -> None:
         keys = Keys("warmroute")
         one, other = SharedResponses(connection, keys), SharedResponses(connection, keys)
         one.add(StoredResponse("r", "a", "m", 0.0))
-        await one.send()
+        await one.exchange()
         found = await other.find("r")
         await connection.client.set(keys.response("bad"), b"x")
         assert found is not None and (found.id, found.pod, found.model) == ("r", "a", "m")
@@ -58,7 +53,7 @@ async def test_responses_wait_while_redis_is_away() -> None:
     for number in range(MAX_WAITING_RESPONSES + 1):
         exchange.add(StoredResponse(f"r{number}", "a", "m", 0.0))
     with pytest.raises(RedisError):
-        await exchange.send()
+        await exchange.exchange()
     assert [each.id for each in exchange._waiting][:1] == ["r1"] and len(exchange._waiting) == MAX_WAITING_RESPONSES
     assert await exchange.find("r1") is None
 
@@ -68,10 +63,16 @@ async def test_responses_wait_while_redis_is_away() -> None:
 DRAIN = Drain(1_764_590_400.0, "ada", "new, {odd}: power")
 
 
-def shared(connection: RedisConnection) -> tuple[Drains, SharedDrains]:
+def shared(
+    connection: RedisConnection, on_apply: Callable[[Drains], None] = lambda _: None
+) -> tuple[Drains, SharedDrains]:
     """Those of a router."""
     drains = Drains()
-    return drains, SharedDrains(connection, Keys("warmroute"), drains)
+
+    async def apply() -> None:
+        on_apply(drains)
+
+    return drains, SharedDrains(connection, Keys("warmroute"), drains, apply)
 
 
 @pytest.mark.parametrize("kind", sorted(binaries()))
@@ -131,13 +132,34 @@ async def test_unreadable_drains_are_neither_used_nor_replaced(found: bytes) -> 
         assert await connection.client.get(Keys("warmroute").drains) == found
 
 
-async def test_fields_of_a_later_version_are_ignored() -> None:
+async def test_fields_of_a_later_version_are_kept() -> None:
+    """Also when this version writes another drain; not those of a drain that it replaces."""
     async with connected("valkey") as connection:
         drains, sharing = shared(connection)
         later = b'{"rack=r1": {"at_s": 1764590400.0, "by": "ada", "why": "new, {odd}: power", "until_s": 5}}'
         await connection.client.set(Keys("warmroute").drains, later)
         await sharing.exchange()
         assert drains.current == {"rack=r1": DRAIN} and await connection.client.get(Keys("warmroute").drains) == later
+        drains.change("rack=r2", DRAIN)
+        assert await sharing.share()
+        written = msgspec.json.decode(await connection.client.get(Keys("warmroute").drains))
+        assert written["rack=r1"] == msgspec.json.decode(later)["rack=r1"] and set(written) == {"rack=r1", "rack=r2"}
+        drains.change("rack=r1", Drain(0.0, "eve"))
+        assert await sharing.share()
+        written = msgspec.json.decode(await connection.client.get(Keys("warmroute").drains))
+        assert "until_s" not in written["rack=r1"]
+
+
+async def test_drains_of_another_router_are_applied_here() -> None:
+    """Once, when they have changed."""
+    applied: list[list[str]] = []
+    async with connected("valkey") as connection:
+        (one, of_one), (_, of_other) = shared(connection), shared(connection, lambda it: applied.append([*it.current]))
+        one.change("rack=r1", DRAIN)
+        assert await of_one.share()
+        await of_other.exchange()
+        await of_other.exchange()
+    assert applied == [["rack=r1"]]
 
 
 class LateRedis:
@@ -152,7 +174,7 @@ class LateRedis:
             await self.answer.wait()
         return found
 
-    async def script(self, _: str, __: object, values: tuple[bytes, bytes]) -> int:
+    async def script(self, _: str, __: object, values: tuple[bytes, bytes, int, int]) -> int:
         if self.value != values[0]:
             return 0
         self.value = values[1]
@@ -161,8 +183,7 @@ class LateRedis:
 
 async def test_a_late_answer_ends_no_drain_that_began_meanwhile() -> None:
     redis, changes = LateRedis(), list[list[str]]()
-    drains, sharing = shared(cast(RedisConnection, redis))
-    drains.on_change = lambda: changes.append([*drains.current])
+    drains, sharing = shared(cast(RedisConnection, redis), lambda drains: changes.append([*drains.current]))
     late = asyncio.create_task(sharing.exchange())
     await asyncio.sleep(0)
     drains.change("rack=r1", DRAIN)
@@ -171,7 +192,7 @@ async def test_a_late_answer_ends_no_drain_that_began_meanwhile() -> None:
         await asyncio.sleep(0)
     redis.answer.set()
     await late
-    assert await shares and changes == [["rack=r1"]]
+    assert await shares and [*drains.current] == ["rack=r1"] and not changes
 
 
 async def test_a_drain_that_redis_does_not_take_stays_here() -> None:

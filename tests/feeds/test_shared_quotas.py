@@ -11,9 +11,8 @@ import pytest
 
 from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.sharing import TOLERANCE, CeilingReport, Grant, Grants, MeterSharing
-from router.feeds import quota_feed
-from router.feeds.quota_feed import QuotaFeed
-from router.stores.quota_book import QuotaBook
+from router.feeds import shared_rows
+from router.feeds.shared_rows import SharedQuotas
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from tests.redis_process import address_of
@@ -31,7 +30,7 @@ class Router:
 
     now_s = 1000.0
 
-    def __init__(self, feed: QuotaFeed, sharing: MeterSharing) -> None:
+    def __init__(self, feed: SharedQuotas, sharing: MeterSharing) -> None:
         self.feed = feed
         self.sharing = sharing
         self.quotas = Quotas(sharing)
@@ -44,13 +43,21 @@ class Router:
         return found
 
 
+class FakeBook(SharedQuotas):
+    """Shares without a Redis."""
+
+    def __init__(self, sharing: MeterSharing) -> None:
+        nowhere = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
+        super().__init__(nowhere, Keys("t"), "a", sharing, lambda: Router.now_s)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A router gives up an exchange, and the book a router, only when Redis is away: else one that a slow machine has
     stopped for a second would have its local share, which may be wrong by one share."""
     stop_the_books_clock(monkeypatch)
     for name in ("MAX_EXCHANGE_S", "MAX_WAIT_S"):
-        monkeypatch.setattr(quota_feed, name, DEADLINE_S)
+        monkeypatch.setattr(shared_rows, name, DEADLINE_S)
 
 
 @asynccontextmanager
@@ -62,8 +69,7 @@ async def routers(url: str, count: int = 3) -> AsyncIterator[list[Router]]:
             connection = RedisConnection(address_of(url), timeout_s=20)
             stack.push_async_callback(connection.close)
             sharing = MeterSharing()
-            book = QuotaBook(connection, Keys("t"), f"router-{number}")
-            feed = QuotaFeed(sharing, book.exchange, book.leave, clock=lambda: Router.now_s)
+            feed = SharedQuotas(connection, Keys("t"), f"router-{number}", sharing, lambda: Router.now_s)
             found.append(Router(feed, sharing))
             task = asyncio.create_task(feed.run())
             stack.push_async_callback(asyncio.wait, [task])
@@ -158,8 +164,7 @@ async def test_a_flood_before_while_and_after_redis_is_away_gets_no_more() -> No
 async def test_without_redis_routers_begin_with_their_local_shares() -> None:
     sharing = MeterSharing(processes=3)
     connection = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
-    book = QuotaBook(connection, Keys("t"), "a")
-    router = Router(QuotaFeed(sharing, book.exchange), sharing)
+    router = Router(SharedQuotas(connection, Keys("t"), "a", sharing), sharing)
     async with asyncio.timeout(DEADLINE_S):
         assert await admitted([router], 200) == 100
     await connection.close()
@@ -168,32 +173,34 @@ async def test_without_redis_routers_begin_with_their_local_shares() -> None:
 async def test_a_request_does_not_wait_long_for_a_redis_that_hangs() -> None:
     """It gets a part of the local share."""
 
-    async def hang(_reports: Sequence[CeilingReport]) -> Grants:
-        await asyncio.Event().wait()
-        raise AssertionError
+    class Hanging(FakeBook):
+        async def grants(self, reports: Sequence[CeilingReport]) -> Grants:
+            await asyncio.Event().wait()
+            raise AssertionError
 
     sharing = MeterSharing(processes=3)
     sharing.granted(Grants([], 3), 0.0)
-    feed = QuotaFeed(sharing, hang, clock=lambda: Router.now_s)
+    feed = Hanging(sharing)
     running = asyncio.create_task(feed.run())
     async with asyncio.timeout(DEADLINE_S):
         assert isinstance(await Router(feed, sharing).request(), Hold)
         assert sharing.is_away
         running.cancel()
         await asyncio.wait([running])
-    assert quota_feed.MAX_WAIT_S <= 0.5
+    assert shared_rows.MAX_WAIT_S <= 0.5
 
 
 async def test_waiting_requests_share_exchanges() -> None:
     """Near a limit, where every request waits, Redis is asked at most 200 times a second."""
     asked_s: list[float] = []
 
-    async def nothing(reports: Sequence[CeilingReport]) -> Grants:
-        asked_s.append(asyncio.get_running_loop().time())
-        return Grants([Grant(one.used, 0, 0) for one in reports], 3)
+    class Granting(FakeBook):
+        async def grants(self, reports: Sequence[CeilingReport]) -> Grants:
+            asked_s.append(asyncio.get_running_loop().time())
+            return Grants([Grant(one.used, 0, 0) for one in reports], 3)
 
     sharing = MeterSharing(processes=3)
-    feed = QuotaFeed(sharing, nothing, clock=lambda: Router.now_s)
+    feed = Granting(sharing)
     running = asyncio.create_task(feed.run())
     async with asyncio.timeout(DEADLINE_S):
         await become(lambda: not sharing.is_away)
@@ -203,4 +210,4 @@ async def test_waiting_requests_share_exchanges() -> None:
         running.cancel()
         await asyncio.wait([running])
     assert len(asked_s) > 10
-    assert all(later - earlier >= quota_feed.SHORTEST_INTERVAL_S * 0.9 for earlier, later in pairwise(asked_s))
+    assert all(later - earlier >= shared_rows.SHORTEST_INTERVAL_S * 0.9 for earlier, later in pairwise(asked_s))
