@@ -31,7 +31,7 @@ from router.types import Pod, PodId, PodLoad, PodState, PodStatus
 
 IDLE_FACTOR = 2
 MAX_FACTOR = 20
-"""An interval grows to at most so many times the configured one: half of `Probes.max_load_age_s`."""
+"""An interval grows to at most this multiple of the configured one: half of `Probes.max_load_age_s`."""
 MAX_SHARE = 0.1
 """Share of a core that all scrapes together may take."""
 LOOP_FACTOR = 2.0
