@@ -10,23 +10,25 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
+from typing import Any
 
 from router.addresses import split_url, url_host
 from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
-from router.engines.engine_catalog import ENGINES
+from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.engines.forwarded_paths import api_end
+from router.engines.handoff.dialect import Dialect
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout, shortened
 from router.feeds.watch import Check, Fetch, Turn
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
 from router.stores.logged_once import LoggedOnce
-from router.types import Pod, PodId, PodState, PodStatus
+from router.types import Pod, PodId, PodState, PodStatus, Role
 
 MAX_REASON_CHARACTERS = 400
 _ALLOWED = " that `pods[].models` allows"
@@ -67,13 +69,13 @@ class PodProbe:
 
     @property
     def check(self) -> Check:
-        def is_due(status: PodStatus) -> bool:
-            return self.breaker.may_probe(status.pod.id, time.monotonic())
-
-        def forget(pod_id: PodId) -> None:
-            self._seen.pop(pod_id, None)
-
-        return Check(name="probe", run=self._probe, due=is_due, every_s=self._every_s, forget=forget)
+        return Check(
+            name="probe",
+            run=self._probe,
+            due=lambda status: self.breaker.may_probe(status.pod.id, time.monotonic()),
+            every_s=self._every_s,
+            forget=lambda pod_id: self._seen.pop(pod_id, None),
+        )
 
     def _every_s(self, status: PodStatus) -> float:
         every_s = self.config.health_interval_s
@@ -246,3 +248,55 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+@dataclass(slots=True, eq=False)
+class HandoffFacts:
+    """Fetches the facts of a pod that some handoff dialects need, from its bootstrap server, once in each epoch: after
+    a restart they are unknown until they are fetched again."""
+
+    fleet: Fleet
+    get_url: Callable[..., Awaitable[bytes]]
+    timeout_s: float
+    dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
+    retry_s: float = 1.0
+    _known: dict[tuple[PodId, str], tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def of(self, pod: Pod, dialect: str) -> Mapping[str, Any] | None:
+        """The pod's facts for `Pair.facts`; None while they are unknown for its epoch."""
+        if self.dialects[dialect].facts_url(pod) is None:
+            return {}
+        epoch, facts = self._known.get((pod.id, dialect), (None, None))
+        return facts if epoch == pod.epoch else None
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="handoff facts",
+            run=self._fetch_missing,
+            due=lambda status: status.state is PodState.READY and bool(self._missing(status.pod)),
+            every_s=lambda _status: self.retry_s,
+            forget=self._forget,
+        )
+
+    def _forget(self, pod_id: PodId) -> None:
+        self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}
+
+    def _missing(self, pod: Pod) -> list[str]:
+        """Dialects whose facts are unknown. A decode pod never sends KV and has no bootstrap server."""
+        if pod.role is Role.DECODE:
+            return []
+        return [name for name in sorted({pod.handoff, pod.pulls} - {""}) if self.of(pod, name) is None]
+
+    async def _fetch_missing(self, pod: Pod, _turn: Turn) -> None:
+        for name in self._missing(pod):
+            url = self.dialects[name].facts_url(pod)
+            assert url is not None, "facts without a URL are known"
+            try:
+                is_safe = split_url(url).scheme == split_url(pod.url).scheme  # else credentials would leave TLS
+                answer = await self.get_url(url, self.timeout_s, pod=pod if is_safe else None)
+            except UpstreamError:
+                continue
+            facts = self.dialects[name].parse_facts(answer, pod)
+            if facts is not None:
+                self._known[pod.id, name] = (pod.epoch, facts)

@@ -1,13 +1,14 @@
-"""Tests whether the tokens and block hashes of a pod equal the router's.
+"""Tests of a READY pod by requests of the router's own: its tokens, its cache hits, and how it continues streams.
 
-If they differ, the router serves requests but never predicts a cache hit. The self-test runs for READY pods that are
-not TRUSTED: when they join, after a restart, and at intervals while it fails. Until it passes, the pod serves without
-prefix matching.
+The self-test compares the pod's tokens and block hashes with the router's. If they differ, the router serves requests
+but never predicts a cache hit. It runs for pods that are not TRUSTED: when they join, after a restart, and at intervals
+while it fails. Until it passes, the pod serves without prefix matching.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +16,32 @@ from enum import StrEnum
 from os.path import commonprefix
 from typing import Any, TypeAlias
 
+import msgspec
 import structlog
 
 from router.apis.api import WORDS, long_text, text_part
-from router.engines.adapter import PROBE_ANSWER, TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
+from router.engines.adapter import (
+    PROBE_ANSWER,
+    TOKENIZE_PATH,
+    cached_token_count,
+    parse_tokens,
+    prompt_token_count,
+    prompt_token_ids,
+)
 from router.engines.engine_catalog import ENGINES
-from router.errors import UpstreamError
+from router.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.feeds.watch import Check, Post, Turn
 from router.fleet.fleet import Fleet
+from router.guards import Bound, OutOfBounds
+from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
+from router.prompt.pictures.learnt import Wanted
+from router.prompt.pictures.picture_reader import PictureReader
+from router.request.continuation.answer_words import AnswerWords, WordsOf
+from router.request.continuation.joiner import Joiner
+from router.request.continuation.plan import Continue, first_body, plan
+from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream_events import END
+from router.request.continuation.terms import terms_of
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust, PromptPrefix
 
@@ -141,16 +160,6 @@ def _untested(pod: Pod) -> list[Endpoint]:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReader:
-    """What the router knows of a probe's prompt: its prefix, why a pod's tokens differ, and whether the tokens of a
-    model's pictures may become known later."""
-
-    fingerprint: Fingerprint
-    advice: Advice = lambda *_: ""
-    learns_pictures: Callable[[str], bool] = lambda _: False
-
-
-@dataclass(frozen=True, slots=True)
 class SelfTestTiming:
     retest_s: float = 30.0
     answer_timeout_s: float = 30.0
@@ -166,9 +175,12 @@ class SelfTest:
     fleet: Fleet
     store: LocalStore
     post: Post
-    reader: ProbeReader
+    fingerprint: Fingerprint
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
+    advice: Advice = lambda *_: ""
+    learns_pictures: Callable[[str], bool] = lambda _model: False
+    """Whether the tokens of a model's pictures may become known later."""
 
     @property
     def checks(self) -> Sequence[Check]:
@@ -198,7 +210,12 @@ class SelfTest:
         )
 
     async def _test_parity(self, pod: Pod, _turn: Turn) -> None:
-        self._record(pod, await self.test(pod))
+        report = await self.test(pod)
+        if self.fleet.same_epoch(pod) is None:
+            return
+        self.fleet.trust(pod.id, report.trust, report.reason)
+        if report.trust is PrefixTrust.TRUSTED:
+            log.info("self-test passed", pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason)
 
     async def _test_conversions(self, pod: Pod, turn: Turn) -> bool:
         """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. A mismatch
@@ -228,7 +245,7 @@ class SelfTest:
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
-        if report is _NONE_READ and self.reader.learns_pictures(pod.models[0]):
+        if report is _NONE_READ and self.learns_pictures(pod.models[0]):
             return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
@@ -246,14 +263,6 @@ class SelfTest:
                 return report
             read += 1
         return None if read else _NONE_READ
-
-    def _record(self, pod: Pod, report: ParityReport) -> None:
-        now = self.fleet.same_epoch(pod)
-        if now is None:
-            return
-        self.fleet.trust(pod.id, report.trust, report.reason)
-        if report.trust is PrefixTrust.TRUSTED:
-            log.info("self-test passed", pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason)
 
     async def test(self, pod: Pod) -> ParityReport:
         """Run one self-test: one short prompt and one output token."""
@@ -279,7 +288,7 @@ class SelfTest:
         engine_tokens = prompt_token_ids(answer) or await self._tokenized_by(pod, probe)
         report = compare_tokens(prompt.tokens, engine_tokens, prompt_token_count(answer))
         if report.tokens is Parity.MISMATCH:
-            advice = self.reader.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
+            advice = self.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
             return replace(report, reason=advice) if advice else report
         if not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
@@ -293,7 +302,7 @@ class SelfTest:
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can tokenize."""
         for endpoint, body in group:
-            if (prompt := await self.reader.fingerprint(endpoint, body)) is not None:
+            if (prompt := await self.fingerprint(endpoint, body)) is not None:
                 return (endpoint, body), prompt
         return None
 
@@ -332,6 +341,254 @@ class SelfTest:
         except TimeoutError:
             pass  # the evaluation reports missing blocks
         return self.store.full_and_hit(pod_id, prompt)[0]
+
+
+# --- hits ---
+
+MAX_TESTS = 3
+"""Tests of a pod whose answers no rule explains: blocks may have been evicted meanwhile."""
+MAX_KV_USAGE = 0.5
+"""A fuller pod is tested later: it would evict the blocks of the test."""
+_TOKENS = 50
+"""Different tokens that a prompt adds. Those of another are different ones, and all are in every vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class HitTest:
+    """Tests by which rule a pod takes cached tokens, once in each life of its cache, while it has little to do.
+
+    The events say which layers an engine has, not all of what it does with their blocks (`index/hit_probe.py`). Five
+    prompts of random tokens show it. Until then, and where the engine reports no cached tokens, the events alone count.
+    """
+
+    fleet: Fleet
+    store: LocalStore
+    post: Post
+    publishes_events: Callable[[PodId], bool]
+    timing: SelfTestTiming
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="hit test",
+            run=lambda pod, turn: self.test(pod, is_last=turn.failures + 1 == MAX_TESTS),
+            due=self.may_test,
+            every_s=lambda _status: self.timing.retest_s,
+            once=True,
+        )
+
+    def may_test(self, status: PodStatus) -> bool:
+        """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""
+        if self.store.announced_rule(status.pod.id) is None:
+            return False
+        is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
+        is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
+        return is_trusted and is_idle and self.publishes_events(status.pod.id)
+
+    async def test(self, pod: Pod, *, is_last: bool = True) -> bool | None:
+        """Test a pod whose rule is announced. False if the test should be repeated; None: because it was too busy."""
+        rule = self.store.announced_rule(pod.id)
+        prompts = probe_prompts(rule) if rule is not None else ()
+        if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
+            return True
+        sent = list(_tokens_of(prompts))
+        try:
+            answers = await self._answers(pod, sent)
+        except UpstreamError as error:
+            return None if isinstance(error, UpstreamTimeout) else is_last
+        if answers is None:
+            return True
+        explaining = await asyncio.to_thread(explaining_habits, rule, prompts, answers)
+        if self.fleet.same_epoch(pod) is None:
+            return True
+        if explaining:
+            self._learn(pod, explaining, sent[0], answers[1])
+            log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
+        elif is_last:
+            self.store.learn(pod.id, None)
+            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
+        return bool(explaining) or is_last
+
+    def _learn(self, pod: Pod, explaining: Sequence[CacheHabits], prompt: Sequence[int], hit: int) -> None:
+        """Learn the first of the habits under which the announced blocks give the hit of the prompt; the first of all
+        where they have not arrived."""
+        for habits in (*explaining, explaining[0]):
+            self.store.learn(pod.id, habits)
+            full_tokens, hit_tokens = self.store.full_and_hit_tokens(pod.id, prompt)
+            if not full_tokens or hit_tokens == hit:
+                return
+
+    async def _answers(self, pod: Pod, prompts: Iterable[Sequence[int]]) -> Sequence[int] | None:
+        """The cached tokens that the pod reports of each prompt; None if it does not. Raises `UpstreamError`."""
+        answers = []
+        for tokens in prompts:
+            body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
+            answer = await self.post(pod, Endpoint.COMPLETIONS.value, body, self.timing.answer_timeout_s)
+            if (cached := cached_token_count(answer)) is None:
+                return None
+            answers.append(cached)
+        return answers
+
+
+def _tokens_of(prompts: Sequence[ProbePrompt]) -> Iterator[list[int]]:
+    """Prompts that share what they should with the first one, and nothing else."""
+    first = _random_tokens(0, prompts[0].length_tokens)
+    for number, prompt in enumerate(prompts):
+        yield first[: prompt.shared_tokens] + _random_tokens(number, prompt.length_tokens - prompt.shared_tokens)
+
+
+def _random_tokens(number: int, count: int) -> list[int]:
+    return [random.randrange(number * _TOKENS, (number + 1) * _TOKENS) for _ in range(count)]
+
+
+# --- continuation ---
+
+ANSWER = Bound("answer to a continuation test", 32 * 1024, 100)
+MAX_ANSWERS = 3
+"""Answers that are asked for: a busy server may send one as a single event, which cannot be broken off inside."""
+_TEXT = "Write the numbers from one to twenty in words."
+_CONTINUED: Mapping[Endpoint, Mapping[str, Any]] = {
+    Endpoint.CHAT: {"messages": [{"role": "user", "content": _TEXT}]},
+    Endpoint.COMPLETIONS: {"prompt": _TEXT},
+}
+_GREEDY = {"temperature": 0, "stream": True, "max_tokens": 16, "ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationTest:
+    """Tests whether a pod that serves alone continues a broken stream from its token ids, before it has to.
+
+    Until it has passed, its streams go on by being made again, or not at all (docs/continuation.md)."""
+
+    fleet: Fleet
+    post: Post
+    words_of: WordsOf
+    timing: SelfTestTiming
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="continuation test",
+            run=lambda pod, turn: self.test(pod, is_first=not turn.failures),
+            due=lambda status: status.state is PodState.READY,
+            every_s=lambda _status: self.timing.retest_s,
+            max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
+            once=True,
+        )
+
+    async def test(self, pod: Pod, *, is_first: bool = True) -> bool:
+        """Test a pod whose streams may be continued. False if the test should be repeated."""
+        words = self.words_of(pod.base_model)
+        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
+        if words is None or not could:
+            return True
+        reasons = {one: await self._failure(pod, one, words) for one in _CONTINUED}
+        if self.fleet.same_epoch(pod) is None:
+            return True
+        self.fleet.learn(pod.id, continues=frozenset(one for one, reason in reasons.items() if not reason))
+        if is_first and any(reasons.values()):
+            failed = {one.value: reason for one, reason in reasons.items() if reason}
+            log.warning("pod does not continue streams", pod=pod.id, reasons=failed)
+        return not any(reasons.values())
+
+    async def _failure(self, pod: Pod, endpoint: Endpoint, words: AnswerWords) -> str:
+        """Why the pod does not continue an answer of its own, broken off in the middle; "" if it does."""
+        body = msgspec.json.encode({"model": pod.base_model, **_CONTINUED[endpoint], **_GREEDY})
+        terms = terms_of(endpoint, body)
+        try:
+            for _ in range(MAX_ANSWERS):
+                whole, broken = Recorder(terms, asks_ids=True), Recorder(terms, asks_ids=True)
+                sent = await self._answer(pod, endpoint, first_body(body, terms))
+                whole.feed(sent)
+                events = sent.split(END)
+                broken.feed(b"".join([event + END for event in events[: len(events) // 2]]))
+                found = plan(terms, broken.current, body, words)
+                if not whole.record.is_done:
+                    return whole.fault or "its stream is not whole"
+                if isinstance(found, Continue) and found.method == "ids":
+                    break
+            else:
+                return "it sends no token ids that fit its text"
+            joiner = Joiner(terms, broken.record, found, words)
+            joiner.feed(await self._answer(pod, endpoint, found.body))
+        except (UpstreamError, OutOfBounds) as error:
+            return str(error)
+        one, other = joiner.record, whole.current
+        if not one.is_done:
+            return joiner.fault or "its continuation is not whole"
+        is_same = (one.ids, one.texts) == (other.ids, other.texts)
+        return "" if is_same else "its continuation is another answer"
+
+    async def _answer(self, pod: Pod, endpoint: Endpoint, body: bytes) -> bytes:
+        sent = await self.post(pod, endpoint.value, msgspec.json.decode(body), self.timing.answer_timeout_s)
+        ANSWER.check_size(len(sent))
+        ANSWER.check_items(sent.count(END))
+        return sent
+
+
+# --- pictures ---
+
+PICTURE_TIMEOUT_S = 10.0
+MAX_PICTURE_BYTES = 256 * 1024
+"""A longer answer is not read. This one has about 40,000 tokens, which are read in 2 ms."""
+
+
+@dataclass(slots=True, eq=False)
+class PictureLearner:
+    """Asks pods for the tokens that they put in place of pictures, for models whose formula is not known here.
+
+    A pod is asked for a prompt with the picture alone, after requests with it, and one at a time. What is learnt is
+    used only with pods that have passed the self-test with pictures. `read` returns the router's tokens of a prompt,
+    with one for a picture."""
+
+    fleet: Fleet
+    post: Post
+    read: Fingerprint
+    wanted: Callable[[], Iterator[tuple[PictureReader, Wanted]]]
+    interval_s: float = 1.0
+
+    async def run(self) -> None:
+        while True:
+            for reader, wanted in list(self.wanted()):
+                await self._learn(reader, wanted)
+            await asyncio.sleep(self.interval_s)
+
+    async def _learn(self, reader: PictureReader, wanted: Wanted) -> None:
+        pod = self._pod(wanted.weights)
+        if pod is None or reader.learnt is None:
+            return
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{wanted.base64}"}}
+        chat = {"model": pod.models[0], "messages": [{"role": "user", "content": [shown]}]}
+        ours = await self.read(Endpoint.CHAT, chat)
+        try:
+            engine = await self._tokens(pod, chat) if ours is not None else None
+        except UpstreamError as error:
+            if not _is_refusal(error):
+                return  # wanted again by the next request with it
+            engine = None
+        reader.learnt.learn(wanted, ours.tokens if ours is not None else (), engine, reader.placeholder)
+
+    def _pod(self, weights: str) -> Pod | None:
+        """A pod that identifies pictures as the one that was asked about."""
+        for status in self.fleet.snapshot.pods:
+            pod, is_trusted = status.pod, status.pod.trust is PrefixTrust.TRUSTED
+            if status.state is PodState.READY and is_trusted and pod.weights == weights and pod.models:
+                return pod
+        return None
+
+    async def _tokens(self, pod: Pod, chat: dict[str, Any]) -> list[int] | None:
+        """The engine's tokens of a chat; None if it has no /tokenize. Raises `UpstreamError`."""
+        body = ENGINES[pod.engine].tokenize_body(chat["model"], {"messages": chat["messages"]})
+        if body is None:
+            return None
+        answer = await self.post(pod, TOKENIZE_PATH, body, PICTURE_TIMEOUT_S)
+        found = parse_tokens(answer) if len(answer) <= MAX_PICTURE_BYTES else None
+        return found.tolist() if found is not None else None
+
+
+def _is_refusal(error: UpstreamError) -> bool:
+    """Whether the engine refused the picture, or takes none; it would do so again."""
+    return isinstance(error, UpstreamBroken) and 400 <= error.status < 500 and error.status != 429
 
 
 # --- what is sent ---

@@ -40,7 +40,7 @@ class Check:
     """Time until it runs again, and until it is looked at again if it is not due."""
     max_s: float = 0.0
     once: bool = False
-    forget: Callable[[PodId], None] = lambda _pod: None
+    forget: Callable[[PodId], object] = lambda _pod: None
     """Called with a pod that is gone."""
 
 

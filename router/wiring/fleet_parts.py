@@ -13,16 +13,12 @@ from router.config.schema import Probes, RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.calibration_feed import CalibrationFeed
-from router.feeds.continuation_test import ContinuationTest
 from router.feeds.discovery.membership import Membership
-from router.feeds.handoff_facts import HandoffFacts
-from router.feeds.hit_test import HitTest
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.picture_learner import PictureLearner
 from router.feeds.pod_log import MatchingLog, log_changes
-from router.feeds.probe import PodProbe
+from router.feeds.probe import HandoffFacts, PodProbe
 from router.feeds.scrapes import LoadScrapes
-from router.feeds.self_test import ProbeReader, SelfTest, SelfTestTiming
+from router.feeds.self_test import ContinuationTest, HitTest, PictureLearner, SelfTest, SelfTestTiming
 from router.feeds.supervise import Feeds
 from router.feeds.watch import Check, Watch
 from router.fleet.breaker import Breaker, EjectionRules
@@ -149,8 +145,8 @@ class FleetParts:
             return []
         fleet, post, prompts = self.fleet, self._pools.post, self._prompts
         timing = SelfTestTiming(retest_s=self._config.probes.self_test_interval_s)
-        reader = ProbeReader(prompts.of_probe, prompts.advice, prompts.learns_pictures)
-        self_test = SelfTest(fleet, self.store, post, reader, self.publishes_events, timing)
+        read, tells = prompts.of_probe, self.publishes_events
+        self_test = SelfTest(fleet, self.store, post, read, tells, timing, prompts.advice, prompts.learns_pictures)
         tests = [*self_test.checks, HitTest(fleet, self.store, post, self.publishes_events, timing).check]
         if self._words_of is not None:
             tests.append(ContinuationTest(fleet, post, self._words_of, timing).check)

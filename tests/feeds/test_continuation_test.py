@@ -12,8 +12,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.continuation_test import ContinuationTest
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import ContinuationTest, SelfTestTiming
 from router.fleet.fleet import PodEvent
 from router.request.continuation.answer_words import AnswerWords, answer_words
 from router.types import Endpoint, Pod

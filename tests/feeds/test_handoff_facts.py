@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
-from router.feeds.handoff_facts import HandoffFacts
+from router.feeds.probe import HandoffFacts
 from router.types import Pod, Role
 from tests.feeds.conftest import Network, watched
 from tests.policy.scenes import fleet_of, make_pod

@@ -11,8 +11,7 @@ import pytest
 
 from loadtest.engine_model.pod import SimPod, SimPodConfig, SimRequest
 from router.errors import UpstreamTimeout
-from router.feeds.hit_test import MAX_TESTS, HitTest
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import MAX_TESTS, HitTest, SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
 import httpx
 import pytest
 
-from router.feeds.picture_learner import MAX_ANSWER_BYTES, PictureLearner
+from router.feeds.self_test import MAX_PICTURE_BYTES, PictureLearner
 from router.hashing import hash_array, token_array
 from router.prompt.pictures.learnt import LearntPictures, Wanted
 from router.prompt.pictures.picture_reader import PictureReader
@@ -48,7 +48,7 @@ class World:
         while self.left:
             yield self.reader, self.left.pop()
 
-    async def read(self, endpoint: Endpoint, body: dict[str, Any]) -> PromptPrefix | None:
+    async def read(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
         assert (endpoint, body["model"]) == (Endpoint.CHAT, "m")
         return self.ours
 
@@ -77,7 +77,7 @@ async def test_a_pod_is_asked_for_a_prompt_with_the_picture_alone(world: World, 
     assert world.bodies == [{"model": "m", "messages": [{"role": "user", "content": [shown]}]}]
 
 
-LONG = json.dumps({"tokens": [1, *[7] * MAX_ANSWER_BYTES, 2]}).encode()
+LONG = json.dumps({"tokens": [1, *[7] * MAX_PICTURE_BYTES, 2]}).encode()
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"tokens": "x"}', b'{"tokens": [1, 2]}', LONG], ids=len)

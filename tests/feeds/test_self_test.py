@@ -20,7 +20,6 @@ from router.apis.api import PROBE_BLOCKS
 from router.feeds.self_test import (
     Parity,
     ParityReport,
-    ProbeReader,
     SelfTest,
     SelfTestTiming,
     compare_hashes,
@@ -188,9 +187,10 @@ class SelfTestWorld:
             self.fleet,
             self.store,
             network.post,
-            ProbeReader(self.fingerprint, learns_pictures=lambda model: self.learns_pictures),
+            self.fingerprint,
             lambda pod_id: self.publishes,
             SelfTestTiming(0.001, 0.05, events_timeout_s),
+            learns_pictures=lambda model: self.learns_pictures,
         )
 
     def generate(self, request: httpx.Request) -> bytes:

@@ -14,8 +14,7 @@ import pytest
 from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.hotpath import CHUNKS, TOKEN
 from loadtest.rig import BENCH, Mocks, build, mocks
-from router.feeds.continuation_test import ContinuationTest
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import ContinuationTest, SelfTestTiming
 from router.request.continuation.answer_words import answer_words
 from router.types import Endpoint, Pod
 from tests.policy.scenes import fleet_of, make_pod

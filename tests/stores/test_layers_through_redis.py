@@ -13,9 +13,8 @@ import pytest
 import redis
 
 from loadtest.mock_engine.event_publisher import encode_batch
-from router.feeds.hit_test import HitTest
 from router.feeds.kv_redis import IndexFeed
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import HitTest, SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex

@@ -35,7 +35,7 @@ EXCEPTIONS = {
     "engines/handoff/dialect.py:split_refusal": _CLIENT,
     "engines/handoff/dialect.py:_small": "at most 64 bytes",
     "engines/handoff/vllm_connectors.py:takes_prompt_tokens": "a version of at most 1,024 characters",
-    "feeds/continuation_test.py:ContinuationTest._answer": "a body of the router's own",
+    "feeds/self_test.py:ContinuationTest._answer": "a body of the router's own",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
     "frontends/http/large_bodies.py:ItemCounter._count_fields": _ARRAY,
     "frontends/http/openai_edge.py:OpenAiEdge.read": "hands a client's body to its readers",
