@@ -187,19 +187,19 @@ async def _clock(it: Subject) -> Findings:
 async def _router(it: Subject) -> Findings:
     about = f"router {it.admin.url}"
     try:
-        with it.admin.open() as http:
-            ready, metrics = http.get("/readyz"), http.get("/metrics")
+        async with it.admin.open_async() as http:
+            ready, metrics = await http.get("/readyz"), await http.get("/metrics")
             if not metrics.is_success:
                 yield Finding("fail", about, f"{metrics.status_code}; name a file with its token: --bearer-file")
                 return
             version = metrics.text.partition("warmroute_build_info{")[2].partition("}")[0]
             state = ready.json().get("status", "unknown") if ready.content else ready.reason_phrase
             yield Finding("ok" if ready.is_success else "fail", about, f"{state}; {version}")
-            with http.stream("GET", "/ui/events") as events:
-                snapshot = next(line for line in events.iter_lines() if line.startswith("data: "))
+            async with http.stream("GET", "/ui/events") as events:
+                snapshot = await anext(line async for line in events.aiter_lines() if line.startswith("data: "))
             for notice in json.loads(snapshot[6:])["notices"]:
                 yield Finding("warn", about, notice["text"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopAsyncIteration) as error:
         start = "start `warmroute serve`, or name its admin listener: --url"
         yield Finding("warn" if it.config.pods else "fail", about, f"{error}; {start}")
 

@@ -99,8 +99,11 @@ def _sample(rest: bytes) -> Sample | None:
         closing = _AFTER_LABELS.match(rest, at)
         at = closing.end() if closing else len(rest)
     found = _VALUE.match(rest, at)
-    value = _finite(found[1]) if found else None
-    return None if value is None else Sample(labels, value)
+    try:
+        value = float(found[1]) if found else math.nan
+    except ValueError:
+        return None
+    return Sample(labels, value) if math.isfinite(value) else None
 
 
 def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float) -> PodLoad | None:
@@ -144,11 +147,3 @@ def _by_rank(
 
 def _unescaped(value: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], value) if "\\" in value else value
-
-
-def _finite(text: bytes) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -23,7 +23,7 @@ from router.engines.engine_catalog import ENGINES
 from router.engines.prometheus import only, series
 from router.errors import UpstreamBroken, UpstreamError
 from router.feeds.probe import excess
-from router.feeds.watch import Check, Fetch, Turn
+from router.feeds.watch import Check, Fetch
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.guards import OutOfBounds, OutOfRange
@@ -108,7 +108,13 @@ class LoadScrapes:
 
     @property
     def check(self) -> Check:
-        return Check(name="load", run=self._run, due=self._is_due, every_s=self._every_s, forget=self._forget)
+        return Check(
+            name="load",
+            run=lambda pod, _turn: metered(self.scrape(pod), self._spend),
+            due=self._is_due,
+            every_s=self._every_s,
+            forget=self._forget,
+        )
 
     def _forget(self, pod_id: PodId) -> None:
         self._scraped.pop(pod_id, None)
@@ -137,9 +143,6 @@ class LoadScrapes:
         if known is None or known.epoch != status.pod.epoch:
             return True
         return time.monotonic() - known.at_s >= self.interval_s(status) - early_s
-
-    async def _run(self, pod: Pod, _turn: Turn) -> None:
-        await metered(self.scrape(pod), self._spend)
 
     def _spend(self, spent_s: float) -> None:
         cost_s = LOOP_FACTOR * spent_s

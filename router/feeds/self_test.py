@@ -61,8 +61,6 @@ _SCREENSHOT = (
 """A PNG of 1280 x 720 pixels, black and white, which engines convert to RGB."""
 
 Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
-MakeGroups: TypeAlias = Callable[[str, str, int | None], Iterable[Sequence[Probe]]]
-"""As `MakeProbes`, with the endpoint of each."""
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
@@ -222,7 +220,10 @@ class SelfTest:
         is logged once; that a pod has no such endpoint is not."""
         passed: set[Endpoint] = set(pod.converts)
         for endpoint in _untested(pod):
-            report = await self._test_conversion(pod, conversion_probes(endpoint))
+            make = endpoint.api.probes
+            assert make is not None
+            made = make(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
+            report = await self._test_conversion(pod, ([(endpoint, body) for body in group] for group in made))
             if report is None:
                 passed |= {one for one in Endpoint if endpoint in (one, one.api.proven_with)}
             elif report.trust is PrefixTrust.MISMATCH:
@@ -235,9 +236,8 @@ class SelfTest:
     async def _test_pictures(self, pod: Pod, _turn: Turn) -> bool:
         """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the
         test must be repeated."""
-        report = await self._test_conversion(
-            pod, picture_probes, lambda prompt: bool(prompt.pictures) and not prompt.media_tokens
-        )
+        groups = picture_probes(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
+        report = await self._test_conversion(pod, groups, lambda it: bool(it.pictures) and not it.media_tokens)
         if self.fleet.same_epoch(pod) is None:
             return False
         if report is None:
@@ -250,12 +250,12 @@ class SelfTest:
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
     async def _test_conversion(
-        self, pod: Pod, make: MakeGroups, reads: Callable[[PromptPrefix], bool] = lambda _: True
+        self, pod: Pod, groups: Iterable[Sequence[Probe]], reads: Callable[[PromptPrefix], bool] = lambda _: True
     ) -> ParityReport | None:
         """The first failure of a conversion's probes; None if all passed, of each group the first that the router
         reads. `reads`: whether it has read a probe exactly."""
         read = 0
-        for group in make(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens):
+        for group in groups:
             if (found := await self._first_readable(group)) is None or not reads(found[1]):
                 continue
             report = await self._compare(pod, *found)
@@ -272,8 +272,9 @@ class SelfTest:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
         report = await self._compare(pod, *found)
         if report.tokens is Parity.UNKNOWN and self.publishes_events(pod.id):
-            # A pod that generates nothing. The events also show whether its model caches prefixes at all.
-            found = await self._first_readable([embeddings_probe(pod.models[0], uuid.uuid4().hex, block)])
+            # A pod that generates nothing. The events show its tokens, and whether its model caches prefixes at all.
+            text = {"model": pod.models[0], "input": f"{uuid.uuid4().hex} {long_text(block)}"}
+            found = await self._first_readable([(Endpoint.EMBEDDINGS, text)])
             embedded = await self._compare(pod, *found) if found else _NONE_READ
             return embedded if embedded.trust is PrefixTrust.TRUSTED else report
         return report
@@ -563,7 +564,8 @@ class PictureLearner:
         try:
             engine = await self._tokens(pod, chat) if ours is not None else None
         except UpstreamError as error:
-            if not _is_refusal(error):
+            refusal = isinstance(error, UpstreamBroken) and 400 <= error.status < 500 and error.status != 429
+            if not refusal:
                 return  # wanted again by the next request with it
             engine = None
         reader.learnt.learn(wanted, ours.tokens if ours is not None else (), engine, reader.placeholder)
@@ -586,11 +588,6 @@ class PictureLearner:
         return found.tolist() if found is not None else None
 
 
-def _is_refusal(error: UpstreamError) -> bool:
-    """Whether the engine refused the picture, or takes none; it would do so again."""
-    return isinstance(error, UpstreamBroken) and 400 <= error.status < 500 and error.status != 429
-
-
 # --- what is sent ---
 
 
@@ -610,11 +607,6 @@ def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
     yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
 
 
-def embeddings_probe(model: str, nonce: str, block_tokens: int | None) -> Probe:
-    """A text to embed. Only KV events show its tokens."""
-    return Endpoint.EMBEDDINGS, {"model": model, "input": f"{nonce} {long_text(block_tokens)}"}
-
-
 def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
     """With a picture: its number of tokens shows the limits of its size, and the blocks behind it its identifier."""
     for encoded in (_SMALL, _SCREENSHOT):
@@ -622,9 +614,3 @@ def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator
         content = [text_part(f"{nonce} Look:"), shown, text_part(long_text(block_tokens))]
         messages = [{"role": "user", "content": content}]
         yield [(Endpoint.CHAT, {"model": model, "max_tokens": 1, "temperature": 0, "messages": messages})]
-
-
-def conversion_probes(endpoint: Endpoint) -> MakeGroups:
-    make = endpoint.api.probes
-    assert make is not None
-    return lambda *about: ([(endpoint, body) for body in group] for group in make(*about))

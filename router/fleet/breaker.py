@@ -52,10 +52,8 @@ from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus, Role
 
 MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
-LATE_BACKOFF_FACTOR = 10.0
-"""Backoff after lateness relative to that after failures."""
-EXCESS_BACKOFF_FACTOR = 10.0
-"""The same for a pod that sent too much, or fails alone, which passes every probe, too."""
+LONG_BACKOFF_FACTOR = 10.0
+"""Backoff of a pod that passes every probe, because it is late, sends too much or fails alone, relative to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ class Breaker:
             self._outcomes.forget(pod_id)
             record = self._failing_alone.setdefault(pod_id, Failures())
             reason = "most requests failed, and other pods served the same clients"
-            self._eject(pod_id, record, now_s, reason, self._rules.min_ready_share, EXCESS_BACKOFF_FACTOR)
+            self._eject(pod_id, record, now_s, reason, self._rules.min_ready_share, LONG_BACKOFF_FACTOR)
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
         rules = self._rules
@@ -165,7 +163,7 @@ class Breaker:
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
                 reason = f"{late.doubts} first tokens in a row were late"
-                self._eject(pod_id, late, now_s, reason, rules.min_ready_share, LATE_BACKOFF_FACTOR)
+                self._eject(pod_id, late, now_s, reason, rules.min_ready_share, LONG_BACKOFF_FACTOR)
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
@@ -192,7 +190,7 @@ class Breaker:
     def exceeded(self, pod_id: PodId, reason: str, now_s: float) -> None:
         """The pod sent more than the router reads of one."""
         if self._ready(pod_id):
-            self._eject(pod_id, self._record(pod_id), now_s, reason, 0.0, EXCESS_BACKOFF_FACTOR)
+            self._eject(pod_id, self._record(pod_id), now_s, reason, 0.0, LONG_BACKOFF_FACTOR)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""

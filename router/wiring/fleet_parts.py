@@ -145,8 +145,8 @@ class FleetParts:
             return []
         fleet, post, prompts = self.fleet, self._pools.post, self._prompts
         timing = SelfTestTiming(retest_s=self._config.probes.self_test_interval_s)
-        read, tells = prompts.of_probe, self.publishes_events
-        self_test = SelfTest(fleet, self.store, post, read, tells, timing, prompts.advice, prompts.learns_pictures)
+        reader = prompts.of_probe, self.publishes_events, timing, prompts.advice, prompts.learns_pictures
+        self_test = SelfTest(fleet, self.store, post, *reader)
         tests = [*self_test.checks, HitTest(fleet, self.store, post, self.publishes_events, timing).check]
         if self._words_of is not None:
             tests.append(ContinuationTest(fleet, post, self._words_of, timing).check)
