@@ -117,15 +117,11 @@ def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float
     waiting = _by_rank(text, gauges.waiting, gauges.rank_label, dp_rank)
     usage = _by_rank(text, gauges.kv_usage, gauges.rank_label, dp_rank, MAX_KV_USAGE)
     return PodLoad(
-        running=_count(running.values()),
-        waiting=_count(waiting.values()),
+        running=sum(map(int, running.values())),
+        waiting=sum(map(int, waiting.values())),
         kv_usage=min(sum([value / len(usage) for value in usage.values()]), 1.0),
         scraped_at_s=now_s,
     )
-
-
-def _count(requests: Iterable[float]) -> int:
-    return sum(map(int, requests))
 
 
 def _by_rank(

@@ -131,26 +131,21 @@ class FleetParts:
     @property
     def checks(self) -> Sequence[Sequence[Check]]:
         """The table of what is checked of each pod."""
-        config, fetch = self._config.probes, self._pools.fetch
+        config, fleet, fetch, post = self._config.probes, self.fleet, self._pools.fetch, self._pools.post
+        tests, has_events, prompts = list[Check](), self.publishes_events, self._prompts
+        if config.self_test:
+            timing = SelfTestTiming(retest_s=config.self_test_interval_s)
+            reader = prompts.of_probe, has_events, timing, prompts.advice, prompts.learns_pictures
+            tests += SelfTest(fleet, self.store, post, *reader).checks
+            tests.append(HitTest(fleet, self.store, post, has_events, timing).check)
+            if self._words_of is not None:
+                tests.append(ContinuationTest(fleet, post, self._words_of, timing).check)
         return (
-            [PodProbe(self.fleet, self.breaker, fetch, self._on_described, config).check],
-            [LoadScrapes(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).check],
+            [PodProbe(fleet, self.breaker, fetch, self._on_described, config).check],
+            [LoadScrapes(fleet, self.ledger, fetch, config, self.breaker.exceeded).check],
             [self.handoff_facts.check],
-            [*self._tests, self.matching_log.check],
+            [*tests, self.matching_log.check],
         )
-
-    @property
-    def _tests(self) -> list[Check]:
-        if not self._config.probes.self_test:
-            return []
-        fleet, post, prompts = self.fleet, self._pools.post, self._prompts
-        timing = SelfTestTiming(retest_s=self._config.probes.self_test_interval_s)
-        reader = prompts.of_probe, self.publishes_events, timing, prompts.advice, prompts.learns_pictures
-        self_test = SelfTest(fleet, self.store, post, *reader)
-        tests = [*self_test.checks, HitTest(fleet, self.store, post, self.publishes_events, timing).check]
-        if self._words_of is not None:
-            tests.append(ContinuationTest(fleet, post, self._words_of, timing).check)
-        return tests
 
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""

@@ -30,6 +30,7 @@ EXCEPTIONS = {
     "admission/jwt_verifier.py:read_signing_keys": "an identity provider of the configuration",
     "admission/jwt_verifier.py:JwtVerifier._verify": "a header that `limits` bounds, by the library for tokens",
     "engines/forwarded_paths.py:": "each repetition begins with a slash, which it does not repeat",
+    "engines/prometheus.py:_sample": "a line of at most 8 KiB",
     "engines/handoff/bodies.py:edited": _CLIENT,
     "engines/handoff/bodies.py:whole_response": "`read_prefill` has accepted it within its bound",
     "engines/handoff/dialect.py:split_refusal": _CLIENT,
