@@ -29,7 +29,7 @@ from router.cli.options import PoliciesOption, flag
 from router.cli.terminal import printable
 from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.mistakes import nearest
-from router.config.priors import all_priors
+from router.config.models import all_priors
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import ENGINES
@@ -37,15 +37,14 @@ from router.errors import ConfigError
 from router.feeds.supervise import running, wait_until
 from router.feeds.watch import Watch
 from router.fleet.fleet import Fleet
-from router.frontends.http.upstream import upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.observe.metrics import Metrics
 from router.observe.tracing import collector_hint
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, redis_error_text
+from router.stores.redis_connection import connect, redis_error_text
 from router.stores.redis_schema import VERSION, Keys
 from router.types import PodState, PodStatus
-from router.wiring.cluster_member import redis_address
 from router.wiring.config_check import check_router
 from router.wiring.decision_records import build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -53,6 +52,7 @@ from router.wiring.prompts import Prompts
 from router.wiring.tokenizer_files import is_local, load_tokenizer
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
+MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."
 _TESTS = ("probe", "self-test", "test of conversions", "test of pictures")
 """The checks of pods that are run."""
 
@@ -129,7 +129,7 @@ async def _redis(it: Subject) -> Findings:
     if redis is None:
         yield Finding("ok", "Redis", "not used: this router shares no index")
         return
-    connection, version = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), "unknown"
+    connection, version = connect(redis), "unknown"
     about, reader = f"Redis {connection.nodes}", IndexReader(connection, Keys(redis.namespace))
     try:
         with suppress(NoPermissionError):
@@ -219,7 +219,7 @@ async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClie
     skipped = frozenset(model.name for model in of_hub if model.tokenizer and not is_local(model.tokenizer))
     models = (m.model_copy(update={"tokenizer": None}) if m.name in skipped else m for m in config.models)
     config = config.model_copy(update={"models": tuple(models)})
-    found, pools, metrics, fleet = list[Finding](), upstream_pools(config.limits), Metrics(), Fleet()
+    found, pools, metrics, fleet = list[Finding](), UpstreamPools(config.limits), Metrics(), Fleet()
     with capture_logs():
         prompts = Prompts(config, pools.of, partial(ready_pods, fleet), metrics, load_tokenizer, FleetLookups())
         parts = FleetParts(config, all_priors(config.priors), metrics, fleet, prompts, pools)
@@ -236,12 +236,14 @@ async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClie
     return found
 
 
-def report(found: Sequence[Finding], *, as_json: bool = False) -> None:
-    """Print the findings. Exit code 1 if one is a failure."""
+def report(found: Sequence[Finding], *, as_json: bool = False, more: str = "") -> None:
+    """Print the findings, and below them `more`. Exit code 1 if one is a failure."""
     if as_json:
         print(json.dumps([one._asdict() for one in found], indent=2))
     for one in () if as_json else found:
         print(printable(f"{one.level:<4} {one.about}: {one.text}"))
+    if more and not as_json:
+        print(more)
     if any(one.level == "fail" for one in found):
         raise typer.Exit(1)
 
@@ -271,4 +273,5 @@ def doctor_command(
     if url == DEFAULT_URL:
         url = f"unix:{listen.socket}" if listen.socket else f"http://{join_address(listen.host, listen.port)}"
     admin = AdminClient(url, bearer_file or (Path(listen.bearer_file) if listen.bearer_file else None))
-    report([*found, *asyncio.run(findings(parsed, checks, admin, offline=offline))], as_json=as_json)
+    found += asyncio.run(findings(parsed, checks, admin, offline=offline))
+    report(found, as_json=as_json, more="" if config else MORE)

@@ -17,14 +17,13 @@ from math import inf
 from typing import Any
 
 from router.addresses import split_url, url_host
-from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.engines.forwarded_paths import api_end
 from router.engines.handoff.dialect import Dialect
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout, shortened
 from router.feeds.watch import Check, Fetch, Turn
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
 from router.stores.logged_once import LoggedOnce

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 
 import structlog
 
-from router.config.schema import Probes
 from router.engines.engine_catalog import ENGINES
 from router.engines.prometheus import only, series
 from router.errors import UpstreamBroken, UpstreamError
 from router.feeds.probe import excess
 from router.feeds.watch import Check, Fetch
+from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.guards import OutOfBounds, OutOfRange

@@ -29,13 +29,11 @@ from router.engines.adapter import (
     prompt_token_ids,
 )
 from router.engines.engine_catalog import ENGINES
-from router.errors import UpstreamBroken, UpstreamError, UpstreamTimeout
+from router.errors import UpstreamError, UpstreamTimeout
 from router.feeds.watch import Check, Post, Turn
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
-from router.prompt.pictures.learnt import Wanted
-from router.prompt.pictures.picture_reader import PictureReader
 from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, first_body, plan
@@ -177,8 +175,6 @@ class SelfTest:
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
     advice: Advice = lambda *_: ""
-    learns_pictures: Callable[[str], bool] = lambda _model: False
-    """Whether the tokens of a model's pictures may become known later."""
 
     @property
     def checks(self) -> Sequence[Check]:
@@ -245,8 +241,6 @@ class SelfTest:
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
-        if report is _NONE_READ and self.learns_pictures(pod.models[0]):
-            return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
     async def _test_conversion(
@@ -281,7 +275,7 @@ class SelfTest:
 
     async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
         """Send a probe, and compare the pod's tokens and blocks with the router's prefix of it."""
-        before_blocks = self.store.size_blocks(pod.id)
+        before_blocks = self.store.cache_of(pod.id).size_blocks
         try:
             answer = await self._send(pod, probe)
         except UpstreamError as error:
@@ -297,8 +291,9 @@ class SelfTest:
         known_blocks = await self._announced(pod.id, prompt, expected)
         if pod.id in self.store.unnamed or not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
-        new_blocks = self.store.size_blocks(pod.id) - before_blocks
-        return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id), new_blocks)
+        cache = self.store.cache_of(pod.id)
+        new_blocks = cache.size_blocks - before_blocks
+        return compare_hashes(report, known_blocks, expected, cache.blocks.rejected_reason, new_blocks)
 
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can tokenize."""
@@ -334,14 +329,14 @@ class SelfTest:
         try:
             async with asyncio.timeout(self.timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
-                while self.publishes_events(pod_id) and not self.store.rejected_reason(pod_id):
-                    found = self.store.full_and_hit(pod_id, prompt)[0]
+                while self.publishes_events(pod_id) and not self.store.cache_of(pod_id).blocks.rejected_reason:
+                    found = self.store.cache_of(pod_id).full_and_hit(prompt)[0]
                     if found >= expected or pod_id in self.store.unnamed:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # the evaluation reports missing blocks
-        return self.store.full_and_hit(pod_id, prompt)[0]
+        return self.store.cache_of(pod_id).full_and_hit(prompt)[0]
 
 
 # --- hits ---
@@ -380,7 +375,7 @@ class HitTest:
 
     def may_test(self, status: PodStatus) -> bool:
         """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""
-        if self.store.announced_rule(status.pod.id) is None:
+        if self.store.cache_of(status.pod.id).announced_rule is None:
             return False
         is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
         is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
@@ -388,7 +383,7 @@ class HitTest:
 
     async def test(self, pod: Pod, *, is_last: bool = True) -> bool | None:
         """Test a pod whose rule is announced. False if the test should be repeated; None: because it was too busy."""
-        rule = self.store.announced_rule(pod.id)
+        rule = self.store.cache_of(pod.id).announced_rule
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
             return True
@@ -404,7 +399,7 @@ class HitTest:
             return True
         if explaining:
             self._learn(pod, explaining, sent[0], answers[1])
-            log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
+            log.info("hit test passed", pod=pod.id, hits=self.store.cache_of(pod.id).hits)
         elif is_last:
             self.store.learn(pod.id, None)
             log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
@@ -415,7 +410,7 @@ class HitTest:
         where they have not arrived."""
         for habits in (*explaining, explaining[0]):
             self.store.learn(pod.id, habits)
-            full_tokens, hit_tokens = self.store.full_and_hit_tokens(pod.id, prompt)
+            full_tokens, hit_tokens = self.store.cache_of(pod.id).full_and_hit_tokens(prompt)
             if not full_tokens or hit_tokens == hit:
                 return
 
@@ -525,67 +520,6 @@ class ContinuationTest:
         ANSWER.check_size(len(sent))
         ANSWER.check_items(sent.count(END))
         return sent
-
-
-# --- pictures ---
-
-PICTURE_TIMEOUT_S = 10.0
-MAX_PICTURE_BYTES = 256 * 1024
-"""A longer answer is not read. This one has about 40,000 tokens, which are read in 2 ms."""
-
-
-@dataclass(slots=True, eq=False)
-class PictureLearner:
-    """Asks pods for the tokens that they put in place of pictures, for models whose formula is not known here.
-
-    A pod is asked for a prompt with the picture alone, after requests with it, and one at a time. What is learnt is
-    used only with pods that have passed the self-test with pictures. `read` returns the router's tokens of a prompt,
-    with one for a picture."""
-
-    fleet: Fleet
-    post: Post
-    read: Fingerprint
-    wanted: Callable[[], Iterator[tuple[PictureReader, Wanted]]]
-    interval_s: float = 1.0
-
-    async def run(self) -> None:
-        while True:
-            for reader, wanted in list(self.wanted()):
-                await self._learn(reader, wanted)
-            await asyncio.sleep(self.interval_s)
-
-    async def _learn(self, reader: PictureReader, wanted: Wanted) -> None:
-        pod = self._pod(wanted.weights)
-        if pod is None or reader.learnt is None:
-            return
-        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{wanted.base64}"}}
-        chat = {"model": pod.models[0], "messages": [{"role": "user", "content": [shown]}]}
-        ours = await self.read(Endpoint.CHAT, chat)
-        try:
-            engine = await self._tokens(pod, chat) if ours is not None else None
-        except UpstreamError as error:
-            refusal = isinstance(error, UpstreamBroken) and 400 <= error.status < 500 and error.status != 429
-            if not refusal:
-                return  # wanted again by the next request with it
-            engine = None
-        reader.learnt.learn(wanted, ours.tokens if ours is not None else (), engine, reader.placeholder)
-
-    def _pod(self, weights: str) -> Pod | None:
-        """A pod that identifies pictures as the one that was asked about."""
-        for status in self.fleet.snapshot.pods:
-            pod, is_trusted = status.pod, status.pod.trust is PrefixTrust.TRUSTED
-            if status.state is PodState.READY and is_trusted and pod.weights == weights and pod.models:
-                return pod
-        return None
-
-    async def _tokens(self, pod: Pod, chat: dict[str, Any]) -> list[int] | None:
-        """The engine's tokens of a chat; None if it has no /tokenize. Raises `UpstreamError`."""
-        body = ENGINES[pod.engine].tokenize_body(chat["model"], {"messages": chat["messages"]})
-        if body is None:
-            return None
-        answer = await self.post(pod, TOKENIZE_PATH, body, PICTURE_TIMEOUT_S)
-        found = parse_tokens(answer) if len(answer) <= MAX_PICTURE_BYTES else None
-        return found.tolist() if found is not None else None
 
 
 # --- what is sent ---

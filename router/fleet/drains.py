@@ -12,13 +12,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from router.guards import MAX_AT_S
 from router.types import Pod, PodId
 
 LABELS = ("pod", "host", "rack", "zone", "pool", "hardware", "engine", "role")
 """What a drain may name: `pod` is the id, the others are fields of the pod."""
 MAX_DRAINS, MAX_CHARACTERS = 100, 256
-MAX_AT_S = 1e11
-"""In the year 5138."""
 
 
 class Drain(msgspec.Struct, frozen=True):
@@ -73,6 +72,10 @@ class Drains:
         """Why the pod gets no new requests; empty if it does. O(drains)."""
         labels = _labels(pod) if self._reasons else frozenset()
         return next((why for wanted, why in self._reasons if wanted <= labels), "")
+
+    def reasons(self) -> dict[str, str]:
+        """Who began each drain, when and why, by selector; also of those that no pod has."""
+        return {selector: _reason(selector, drain) for selector, drain in self.current.items()}
 
     def _put(self, drains: Mapping[str, Drain]) -> None:
         self.current = drains

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome, record_decision
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import Generation, PodSpeed, PromptPrefix
@@ -34,7 +35,7 @@ def receipts(tmp_path: Path) -> Path:
         decision = decide(seen, BY)
         served = next(one for one in decision.candidates if one.pod.id == "ab"[document // 2])
         cached_tokens = BLOCKS * BLOCK if number >= DOCUMENTS else 0
-        outcome = Outcome(
+        ended = Ended(
             id=f"r{number}",
             at_s=float(number),
             model="m",
@@ -45,10 +46,9 @@ def receipts(tmp_path: Path) -> Path:
             output_tokens=4,
             cached_tokens=cached_tokens,
             ttft_ms=SPEED.prefill_ms(BLOCKS * BLOCK + 9, cached_tokens) + 1.0,
+            decision=RecordedDecision.of(record(seen), decision, BY, 0.0),
         )
-        kept = record_decision(record(seen), decision, BY, 0.0)
-        kept.outcome = outcome
-        writer.write(outcome, kept, prefix)
+        writer.write(ended, prefix)
     path = tmp_path / "receipts.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
     return path
@@ -74,6 +74,26 @@ def test_the_table_says_what_was_measured_and_how_far_to_trust_it(typed: Typed, 
     assert ended.code == 0, ended.err
     assert "60 recorded requests of m on 2 pods" in ended.out and "recorded: cost_aware" in ended.out
     assert "what was measured" in ended.out and "least_load" not in ended.out
+
+
+def test_the_fleet_that_most_requests_saw_is_simulated(typed: Typed, receipts: Path) -> None:
+    """A drain at the end, and a small sample, are named."""
+    fleet, *rest = receipts.read_bytes().splitlines()
+    name = json.loads(fleet)["fleet"].encode()
+    drained = fleet.replace(name, b"drained").replace(b'"ready"', b'"draining"', 1)
+    receipts.write_bytes(b"\n".join((fleet, *rest[:-1], drained, rest[-1].replace(name, b"drained"))) + b"\n")
+    shown = " ".join(typed("compare", receipts, "--policy", "round_robin", "--seeds", 1).out.split())
+    assert "60 recorded requests of m on 2 pods" in shown
+    assert "Requests that saw 1 pod ready: 1. They are simulated on the 2 pods that most saw." in shown
+    assert "Trust no row: 60 requests are a small sample; record at least 200." in shown
+
+
+def test_a_simulation_far_from_what_was_recorded_is_named(typed: Typed, receipts: Path) -> None:
+    """By the cached share of the policy that decided. With --json on stderr."""
+    text = receipts.read_text()
+    receipts.write_text(re.sub(r'"cached_tokens":2048,"ttft_ms"', '"cached_tokens":1024,"ttft_ms"', text))
+    ended = typed("compare", receipts, "--json", "--seeds", 1, "--jobs", 1)
+    assert json.loads(ended.out) and "Trust no row: 47" in ended.err and "% when simulated" in ended.err
 
 
 def test_receipts_without_pods_or_answers_say_what_to_do(typed: Typed, receipts: Path) -> None:

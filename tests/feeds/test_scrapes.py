@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.config.schema import Probes
 from router.decision import Lease
 from router.engines.prometheus import METRICS
 from router.feeds.scrapes import IDLE_FACTOR, LOOP_FACTOR, MAX_FACTOR, MAX_SHARE, LoadScrapes, intervals_s, metered
 from router.feeds.watch import Fetch, Turn
+from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState

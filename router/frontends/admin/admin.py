@@ -7,6 +7,7 @@ GET    /ui                          the operators' page; /ui/events is its data 
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
+GET    /admin/drains                who began each drain, when and why, by its labels; also where no pod has them
 POST   /admin/pods/{id}/drain       send it no new requests, or all with labels such as `rack=r12,zone=a`; `by`, `why`
 POST   /admin/pods/{id}/undrain     let it join again, or all with these labels
 GET    /admin/changes               the latest 200 changes: ejections, readmissions, restarts, policies, newest first
@@ -45,14 +46,17 @@ from router.frontends.admin.views import describe_policies
 from router.frontends.http.app import bare_app, probe_response
 from router.guards import Bound, OutOfBounds
 from router.observe.changes import Change
+from router.observe.ended import RecordedDecision
 from router.observe.exposition import TextFormat, accepted_format
-from router.observe.receipts import RecordedDecision, explained
+from router.observe.receipts import explained
+from router.observe.recent_decisions import Kept
 from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
 _PATHS_HINT = (
-    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/changes, /admin/policies, /admin/preview, "
-    "/admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port (`listen` in router.yaml)."
+    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/drains, /admin/changes, /admin/policies, "
+    "/admin/preview, /admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port "
+    "(`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
@@ -173,6 +177,10 @@ def add_pod_routes(router: APIRouter, membership: Membership, describe: Callable
 
 
 def add_drain_routes(router: APIRouter, fleet: Fleet, drains: Drains, share: Callable[[], Awaitable[str]]) -> None:
+    @router.get("/drains")
+    async def in_force() -> dict[str, str]:
+        return drains.reasons()
+
     @router.post("/pods/{pod:path}/drain")
     async def drain(pod: str, request: Request) -> dict[str, Any]:
         said = await _command(request) if await request.body() else {}
@@ -229,7 +237,7 @@ class ExplainRoutes:
     """The calls about decisions. `find` returns a decision by request id, `read` parses a body, `preview` decides
     without sending."""
 
-    find: Callable[[str], RecordedDecision | None]
+    find: Callable[[str], Kept | None]
     read: ReadRequest
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
 
@@ -243,7 +251,7 @@ class ExplainRoutes:
                     f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
                     "request was answered without one, for the reason in its log line.",
                 )
-            return Response(msgspec.json.encode(explained(kept)), media_type="application/json")
+            return Response(msgspec.json.encode(explained(*kept)), media_type="application/json")
 
         @router.post("/preview")
         async def preview(request: Request) -> Response:
