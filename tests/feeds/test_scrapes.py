@@ -253,7 +253,7 @@ def test_scrapes_take_at_most_a_tenth_of_a_core_and_pods_with_work_come_first(
     most_s = MAX_FACTOR * least_s
     assert least_s <= busy_s <= most_s and IDLE_FACTOR * least_s <= idle_s <= most_s
     assert cost_s * (busy / busy_s + idle / idle_s) <= MAX_SHARE * (1 + 1e-9) or idle_s == most_s
-    assert busy_s == least_s or idle_s == most_s or not idle
+    assert busy_s == least_s or idle_s >= most_s * (1 - 1e-9) or not idle
 
 
 @pytest.mark.parametrize(
