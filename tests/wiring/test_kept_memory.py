@@ -18,6 +18,7 @@ from router.config.load import shipped
 from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
 from router.config.schema import Log, ModelConfig, Receipts, RouterConfig
+from router.config.tokenizer_files import TokenizerSource
 from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
@@ -27,7 +28,6 @@ from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.api.test_openai_edge import Client
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B

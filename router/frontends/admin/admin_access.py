@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from router.addresses import read_address
 from router.admission.tenant import Admitted
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
 from router.frontends.admin.live_page import PAGE_PATH
