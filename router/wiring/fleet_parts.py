@@ -106,12 +106,8 @@ class FleetParts:
             return None
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
-        readable, drains, follow = (
-            ReadableGenerations(self._prompts.generations),
-            membership.drains,
-            membership.follow_drains,
-        )
-        return ClusterMember(redis, readable, self.ledger, self.calibrator, self.fleet, drains, follow)
+        readable, drains = ReadableGenerations(self._prompts.generations), (membership.drains, membership.follow_drains)
+        return ClusterMember(redis, readable, self.ledger, self.calibrator, self.fleet, *drains)
 
     @property
     def feeds(self) -> Feeds:
@@ -130,11 +126,9 @@ class FleetParts:
         tests, has_events, prompts = list[Check](), self.publishes_events, self._prompts
         if config.self_test:
             timing = SelfTestTiming(retest_s=config.self_test_interval_s)
-            reader = prompts.of_probe, has_events, timing, prompts.advice
-            tests += SelfTest(fleet, self.store, post, *reader).checks
+            tests += SelfTest(fleet, self.store, post, prompts.of_probe, has_events, timing, prompts.advice).checks
             tests.append(HitTest(fleet, self.store, post, has_events, timing).check)
-            if self._words_of is not None:
-                tests.append(ContinuationTest(fleet, post, self._words_of, timing).check)
+            tests.append(ContinuationTest(fleet, post, self._words_of or (lambda _model: None), timing).check)
         return (
             [PodProbe(fleet, self.breaker, fetch, self._on_described, config).check],
             [LoadScrapes(fleet, self.ledger, fetch, config, self.breaker.exceeded).check],

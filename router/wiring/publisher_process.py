@@ -81,13 +81,11 @@ class PublisherProcess:
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
-        probes = self._config.probes
-        probe = PodProbe(self.fleet, self._breaker, self._pools.fetch, self._on_described, probes)
+        probe = PodProbe(self.fleet, self._breaker, self._pools.fetch, self._on_described, self._config.probes)
+        feeds = {**self._feeds, "checks of pods": Watch(self.fleet, [[probe.check]]).run, **self._membership.feeds}
         log.info("publishing", pods=[pod.url for pod in self._config.pods], models=sorted(self.publisher.generations))
         try:
-            async with running(
-                {**self._feeds, "checks of pods": Watch(self.fleet, [[probe.check]]).run, **self._membership.feeds}
-            ):
+            async with running(feeds):
                 yield
         finally:
             began_s, holders = time.monotonic(), self.publisher.holders
