@@ -31,9 +31,8 @@ from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet
 from router.frontends.admin.admin import PREVIEWED_TENANT, AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminEdge
-from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
-from router.frontends.admin.page_snapshot import PageFacts, PageSource
+from router.frontends.admin.page_snapshot import PageFacts, PageSource, SnapshotStream
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.app import public_app
 from router.frontends.http.attempt import Forwarder

@@ -23,7 +23,7 @@ from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
 from router.observe.class_metrics import COUNTED_TENANTS
-from router.observe.exposition import PLAIN
+from router.observe.fast_metrics import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
 from router.types import MAX_NAME_CHARACTERS

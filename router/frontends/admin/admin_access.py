@@ -20,7 +20,7 @@ from router.admission.tenant import Admitted
 from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
-from router.frontends.admin.live_page import PAGE_PATH
+from router.frontends.admin.page_snapshot import PAGE_PATH
 from router.frontends.http.cors import is_foreign_page
 from router.frontends.http.http_edge import HttpEdge
 from router.request.inbound import Head
