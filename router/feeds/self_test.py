@@ -37,7 +37,7 @@ from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, ex
 from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, first_body, plan
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Recorder
 from router.request.continuation.stream_events import END
 from router.request.continuation.terms import terms_of
 from router.stores.prefix_store import LocalStore
