@@ -56,7 +56,7 @@ class UsageShown(Enum):
     """All that the pod sends."""
 
 
-class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RequestInputs(msgspec.Struct, frozen=True, gc=False):
     """What a policy may read of a request apart from its prompt. Recorded with the decision."""
 
     endpoint: Endpoint
@@ -252,7 +252,5 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     congestion: Congestion = Congestion()
     """How busy the pods are that compute the prompts of this model."""
     pictures: tuple[ScenePicture, ...] = ()
-    learnt_reuse: float = 0.0
-    """Expected number of requests that would have used a block that is evicted now, as learnt for this model."""
     expected_output_tokens: int = PRIOR_OUTPUT_TOKENS
     """Expected length of the answer, as learnt for this model and limited by the client."""

@@ -27,7 +27,7 @@ from loadtest.commands.child_processes import free_port, router_config
 from loadtest.peers.processes import launch
 from router.admission.tenant import salt_of
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from tests.redis_process import redis_process
 

@@ -24,7 +24,7 @@ import httpx
 
 from loadtest.commands.mock_engine_command import TOKENIZER
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 
 READY_TIMEOUT_S = 120.0

@@ -30,7 +30,7 @@ from loadtest.commands.child_processes import (
 )
 from loadtest.traffic.chat_workload import sessions
 from loadtest.traffic.load_driver import drive
-from router.observe.receipt_lines import read_receipts
+from router.cli.receipt_files import receipts_of
 from router.observe.receipts import Receipt
 
 WINDOWS = ((0, 50), (50, 200), (200, 10**9))
@@ -69,7 +69,7 @@ async def _run(
     config = priced_config(pods, plan, factor) | {"receipts": str(file)}
     async with configured_router(f"router-{factor:g}", config, folder) as router:
         await drive(router.public, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
-    receipts = read_receipts(file)
+    receipts = receipts_of(file)
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
 
 

@@ -37,7 +37,7 @@ from loadtest.simulator.outcome import cached_share
 from loadtest.traffic.figures import percentile, ttfts_ms
 from loadtest.traffic.load_driver import DriveResults, OnProgress, RequestResult
 from router.config.load import shipped
-from router.config.policy_files import choose_policy, load_policies
+from router.config.policy_files import find_policy, load_policies
 from router.errors import ConfigError
 
 REFRESH_S = 0.5
@@ -130,7 +130,7 @@ async def run_on_fleet(
     """Run each workload under each policy. Raises `ConfigError` or `ChildError`."""
     known = load_policies(shipped("policies"))
     for policy in policies:
-        choose_policy(known, policy)
+        find_policy(known, policy)
     names = [f"pod-{n}" for n in range(plan.pods)]
     runs = []
     async with AsyncExitStack() as stack:

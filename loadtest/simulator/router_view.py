@@ -19,12 +19,14 @@ from pydantic import ConfigDict
 
 from loadtest.simulator.virtual_clock import VirtualClock
 from router.admission.tenant import NO_SLO, Slo
+from router.config.index_schema import Index
 from router.config.policy_files import load_classes
 from router.config.schema import Limits
 from router.decision import RouteDecision
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
+from router.index.blockmap import PodCache
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
 from router.observe.counters import Counters
@@ -39,14 +41,13 @@ from router.request.clock import Clock
 from router.request.core import CoreSettings, Observers, build_core
 from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
-from router.request.predictions import PredictionLimits
 from router.request.queues import ModelQueue, QueueSettings
 from router.stores.prefix_store import LocalStore
-from router.types import BlockChange, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
+from router.types import BlockChange, Generation, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
 
-NEVER_EJECT = EjectionRules(failures_to_eject=sys.maxsize, late_to_eject=0)
+NEVER_EJECT = Probes(failures_to_eject=sys.maxsize, slow_ttfts_to_eject=0)
 """No probe readmits a simulated pod."""
-_LIMITS = Limits()
+_LIMITS, _INDEX = Limits(), Index()
 _shipped_classes = cache(load_classes)
 
 
@@ -58,9 +59,9 @@ class Knowledge:
     """
 
     events: bool = True
-    predicted_ttl_s: float = 30.0
-    no_events_ttl_s: float = 1200.0
-    no_events_capacity_tokens: int = 400_000
+    predicted_ttl_s: float = _INDEX.predicted_ttl_s
+    no_events_ttl_s: float = _INDEX.no_events_ttl_s
+    no_events_capacity_tokens: int = _INDEX.no_events_capacity_tokens
     kv_groups: bool = True
     """Whether it knows the groups of layers that the pods have, rather than assumes full attention."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -69,7 +70,9 @@ class Knowledge:
 class Unrecorded:
     """Keeps no decisions and counts no speeds."""
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None: ...
+    def record(
+        self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
+    ) -> None: ...
     def observe_transfer(self, kind: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None: ...
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None: ...
     def observe_regret(self, model: str, regret_ms: float) -> None: ...
@@ -90,24 +93,26 @@ class RouterSettings:
 
 
 class HashStore(LocalStore):
-    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash. A hit on
-    each of `ruled` is what `rule` says."""
+    """A store of pods that announce hashes: simulated prompts have no tokens to hash. A hit on each of `ruled` is what
+    `rule` says."""
 
-    def __init__(self, model: str, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
+    def __init__(self, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
         super().__init__()
-        self._model = model
         self._rule = rule
         self._ruled = frozenset(ruled if rule else ())
         self._masks = HolderMasks()
-        for pod in self._ruled:
+        self._unruled = PodCache("", Generation(model=""), self._masks)
+        self._caches = {pod: PodCache(pod, Generation(model=""), self._masks) for pod in self._ruled}
+        for pod, known in self._caches.items():
+            known.blocks.rule = rule
             self._masks.follow(pod, rule)
 
     @property
     def ruled(self) -> Collection[PodId]:
         return self._ruled
 
-    def rule(self, pod: PodId) -> HitRule | None:
-        return self._rule if pod in self._ruled else None
+    def cache_of(self, pod: PodId) -> PodCache:
+        return self._caches.get(pod, self._unruled)
 
     def forget(self, pod: PodId) -> None:
         super().forget(pod)
@@ -115,14 +120,9 @@ class HashStore(LocalStore):
         if pod in self._ruled:
             self._masks.follow(pod, self._rule)
 
-    def full_and_hit(self, pod: PodId, prefix: PromptPrefix) -> tuple[int, int]:
-        return self._masks.full_and_hit(pod, prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
-
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
         self.predicted.apply(pod, change)
-        if not change.held and not change.layer:
-            self.evicted.of(self._model).evicted(pod, change, self._masks.held(pod))
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         known = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
@@ -160,7 +160,7 @@ class RouterView:
         self.streams = Counter[PodId]()
         fleet = _fleet_of(self._pods, self._links)
         rule = self._settings.rule if self._settings.knowledge.kv_groups else None
-        self.store = HashStore(self._pods[0].base_model, [pod.id for pod in self._pods], rule)
+        self.store = HashStore([pod.id for pod in self._pods], rule)
         state = FleetState(
             fleet=fleet,
             ledger=Ledger(),
@@ -206,17 +206,17 @@ class RouterView:
 
 def _rules(knowledge: Knowledge) -> AttemptRules:
     """Those of a new process: its retry budget is full."""
-    predictions = PredictionLimits(
+    index = Index(
         predicted_ttl_s=knowledge.predicted_ttl_s,
         no_events_ttl_s=knowledge.no_events_ttl_s,
         no_events_capacity_tokens=knowledge.no_events_capacity_tokens,
-        publishes_events=lambda _pod: knowledge.events,
     )
     return AttemptRules(
         retries=_LIMITS.retries,
         route_headers=False,
         budget=RetryBudget(_LIMITS.retry_budget),
-        predictions=predictions,
+        index=index,
+        publishes_events=lambda _pod: knowledge.events,
         handoff_facts=lambda _pod, _dialect: {},
     )
 

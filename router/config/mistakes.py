@@ -62,6 +62,7 @@ REMOVED_KEYS = {
     "KubernetesPods.service": "write the `selector` of the Service, or name a headless one under `dns`",
     "Receipts.redis_maxlen": "write `file`, and let a log shipper collect the files of several routers",
     "PolicySpec.shadow": "record receipts, and compare policies with `warmroute replay`",
+    "EvictionTerm.learnt": "remove the key: evictions are priced by the constant `reuse`, 1.0 in cost_aware",
     "PolicySpec.slo": "write `slo: {ttft_ms: ..}` at the model's entry of `models` in router.yaml",
     "AdmissionConfig.slo": "write `slo: {ttft_ms: 2000, tpot_ms: 100, idle_prefills: 3}` at each entry of `models`",
     "FleetSpec.slo": "write it at the model's entry in router.yaml, and add --config router.yaml; or use --slo",
@@ -220,7 +221,7 @@ def _is_near_secret(model: type[BaseModel], location: Location) -> bool:
 
 def _is_secret(annotation: Any) -> bool:
     """Whether a value of this type may be a secret itself."""
-    return not any(True for _ in _models_in(annotation)) and may_hold_secret(annotation)
+    return not any(True for _ in models_in(annotation)) and may_hold_secret(annotation)
 
 
 def _similar(problems: Iterable[ErrorDetails]) -> str:
@@ -254,14 +255,14 @@ def _annotation_at(model: type, location: Sequence[str | int]) -> Any:
     """The type of the deepest part of `location` that is a field, also inside lists, dicts and unions."""
     found: Any = model
     for part in location:
-        owner = next(_models_in(found), None)
+        owner = next(models_in(found), None)
         if owner is not None and part in (fields := _fields(owner)):
             found = fields[str(part)]
     return found
 
 
 def _model_at(model: type, location: Sequence[str | int]) -> type | None:
-    return next(_models_in(_annotation_at(model, location)), None)
+    return next(models_in(_annotation_at(model, location)), None)
 
 
 def _fields(model: type) -> Mapping[str, Any]:
@@ -271,8 +272,8 @@ def _fields(model: type) -> Mapping[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}
 
 
-def _models_in(annotation: Any) -> Iterator[type]:
+def models_in(annotation: Any) -> Iterator[type]:
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
         yield annotation
     for inner in get_args(annotation):
-        yield from _models_in(inner)
+        yield from models_in(inner)

@@ -59,7 +59,7 @@ class HitTestFeed:
 
     def may_test(self, status: PodStatus) -> bool:
         """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""
-        if self.store.announced_rule(status.pod.id) is None:
+        if self.store.cache_of(status.pod.id).announced_rule is None:
             return False
         is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
         is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
@@ -67,7 +67,7 @@ class HitTestFeed:
 
     async def test(self, pod: Pod, *, is_last: bool = True) -> bool | None:
         """Test a pod whose rule is announced. False if the test should be repeated; None: because it was too busy."""
-        rule = self.store.announced_rule(pod.id)
+        rule = self.store.cache_of(pod.id).announced_rule
         prompts = probe_prompts(rule) if rule is not None else ()
         if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
             return True
@@ -83,7 +83,7 @@ class HitTestFeed:
             return True
         if explaining:
             self._learn(pod, explaining, sent[0], answers[1])
-            log.info("hit test passed", pod=pod.id, hits=self.store.hits(pod.id))
+            log.info("hit test passed", pod=pod.id, hits=self.store.cache_of(pod.id).hits)
         elif is_last:
             self.store.learn(pod.id, None)
             log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
@@ -94,7 +94,7 @@ class HitTestFeed:
         where they have not arrived."""
         for habits in (*explaining, explaining[0]):
             self.store.learn(pod.id, habits)
-            full_tokens, hit_tokens = self.store.full_and_hit_tokens(pod.id, prompt)
+            full_tokens, hit_tokens = self.store.cache_of(pod.id).full_and_hit_tokens(prompt)
             if not full_tokens or hit_tokens == hit:
                 return
 

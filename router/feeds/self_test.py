@@ -139,12 +139,10 @@ def _untested(pod: Pod) -> list[Endpoint]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReader:
-    """What the router knows of a probe's prompt: its prefix, why a pod's tokens differ, and whether the tokens of a
-    model's pictures may become known later."""
+    """What the router knows of a probe's prompt: its prefix, and why a pod's tokens differ."""
 
     fingerprint: Fingerprint
     advice: Advice = lambda *_: ""
-    learns_pictures: Callable[[str], bool] = lambda _: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +212,6 @@ class ParityFeed:
         elif report.trust is PrefixTrust.MISMATCH:
             event = "pictures not trusted; prompts are matched up to their first picture"
             log.warning(event, pod=pod.id, reason=report.reason)
-        if report is _NONE_READ and self.reader.learns_pictures(pod.models[0]):
-            return False
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
     async def _test_conversion(
@@ -257,7 +253,7 @@ class ParityFeed:
 
     async def _compare(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
         """Send a probe, and compare the pod's tokens and blocks with the router's prefix of it."""
-        before_blocks = self.store.size_blocks(pod.id)
+        before_blocks = self.store.cache_of(pod.id).size_blocks
         try:
             answer = await self._send(pod, probe)
         except UpstreamError as error:
@@ -273,8 +269,9 @@ class ParityFeed:
         known_blocks = await self._announced(pod.id, prompt, expected)
         if pod.id in self.store.unnamed or not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
-        new_blocks = self.store.size_blocks(pod.id) - before_blocks
-        return compare_hashes(report, known_blocks, expected, self.store.rejected_reason(pod.id), new_blocks)
+        cache = self.store.cache_of(pod.id)
+        new_blocks = cache.size_blocks - before_blocks
+        return compare_hashes(report, known_blocks, expected, cache.blocks.rejected_reason, new_blocks)
 
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can tokenize."""
@@ -310,11 +307,11 @@ class ParityFeed:
         try:
             async with asyncio.timeout(self.timing.events_timeout_s):
                 # Polled: the store has no callback for blocks, of which thousands arrive each second.
-                while self.publishes_events(pod_id) and not self.store.rejected_reason(pod_id):
-                    found = self.store.full_and_hit(pod_id, prompt)[0]
+                while self.publishes_events(pod_id) and not self.store.cache_of(pod_id).blocks.rejected_reason:
+                    found = self.store.cache_of(pod_id).full_and_hit(prompt)[0]
                     if found >= expected or pod_id in self.store.unnamed:
                         break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass  # the evaluation reports missing blocks
-        return self.store.full_and_hit(pod_id, prompt)[0]
+        return self.store.cache_of(pod_id).full_and_hit(prompt)[0]

@@ -15,7 +15,7 @@ import structlog
 from router.errors import ClientError
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.prompt_stages import PendingPrompt
+from router.prompt.pending import PendingPrompt
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import InferenceRequest, PromptPrefix
 

@@ -26,8 +26,8 @@ from router.prompt.completion import first_text
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
+from router.prompt.pending import FoundPrefix, PendingPrompt
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.prompt_stages import FoundPrefix, OpenedPrompt, PendingPrompt
 from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
@@ -129,14 +129,14 @@ class LocalPromptReader:
         try:
             conversion = self.lookups.conversion(request) if request.endpoint.api.is_chat else None
             identities = self.lookups.identities(request) if self.fingerprinter.pictures is not None else None
-            opened = fingerprinter.open(request, conversion, identities)
-            pending: PendingPrompt | None = None
-            if (found := opened.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
+            pending, is_rendered = fingerprinter.open(request, conversion, identities), False
+            if (found := pending.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
                 few, new = _has_few_new_items(found), fingerprinter.render_new
-                pending = new(opened) if few else await self.threads.run(found.new_bytes, new, opened)
-            if pending is None:
-                is_short = _is_short(opened) and not fingerprinter.declares_tools(request)
-                pending = fingerprinter.render(opened) if is_short else await self._render_long(opened)
+                is_rendered = new(pending) if few else await self.threads.run(found.new_bytes, new, pending)
+            if not is_rendered and _is_short(pending) and not fingerprinter.declares_tools(request):
+                fingerprinter.render(pending)
+            elif not is_rendered:
+                await self._render_long(pending)
             fingerprinter.look_up(pending)
             if len(request.body) <= MAX_INLINE_BYTES and self._is_soon_encoded(pending):
                 prefix = fingerprinter.finish(pending)
@@ -194,14 +194,13 @@ class LocalPromptReader:
         except ClientError:  # the engine refuses other bodies than those that generate, and with other words
             return None
 
-    async def _render_long(self, opened: OpenedPrompt) -> PendingPrompt:
-        request = opened.request
-        found = opened.found
+    async def _render_long(self, pending: PendingPrompt) -> None:
+        request, found = pending.request, pending.found
         new_bytes = found.new_bytes if found is not None and not found.key else len(request.body)
         context_tokens = self.lookups.context_tokens(request)
         if new_bytes > MAX_RENDER_BYTES:
             raise Unrenderable(UnreadReason.TOO_LONG, f"{new_bytes} bytes")
-        return await self.threads.run(new_bytes, self.fingerprinter.render, opened, context_tokens)
+        await self.threads.run(new_bytes, self.fingerprinter.render, pending, context_tokens)
 
 
 def generating_request(request: InferenceRequest) -> InferenceRequest | None:
@@ -220,8 +219,8 @@ def generating_request(request: InferenceRequest) -> InferenceRequest | None:
     return msgspec.structs.replace(request, endpoint=Endpoint.COMPLETIONS if is_text else Endpoint.CHAT, prompt=fields)
 
 
-def _is_short(opened: OpenedPrompt) -> bool:
-    request, found = opened.request, opened.found
+def _is_short(pending: PendingPrompt) -> bool:
+    request, found = pending.request, pending.found
     if found is not None and not found.key:
         return len(request.body) <= INLINE_BYTES or found.new_bytes <= INLINE_BYTES
     is_short = len(request.body) <= INLINE_BYTES and len(request.prompt.get("messages", ())) <= INLINE_MESSAGES

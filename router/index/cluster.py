@@ -14,7 +14,6 @@ from enum import StrEnum
 from itertools import islice
 
 from router.hashing import hashes_ahead
-from router.index.evicted import EvictedByModel
 from router.index.hit_probe import CacheHabits
 from router.index.holders import (
     HolderFacts,
@@ -65,7 +64,6 @@ class ClusterIndex:
     def __init__(self, *, holder_ttl_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
         self._holder_ttl_s = holder_ttl_s
         self.masks = HolderMasks(max_bytes, scatter)
-        self.evicted = EvictedByModel()
         self.holders = Holders()
         self.on_change: Callable[[PodId, BlockChange], None] | None = None
         """Called with a pod and what it has announced."""
@@ -137,8 +135,6 @@ class ClusterIndex:
             self.masks.apply(name, change)
             if self.on_change and (pod := self.holders.pod_ids.get(known.name)):
                 self.on_change(pod, change)
-            if not change.held and not known.reloading and not change.layer:
-                self.evicted.of(known.generation.model).evicted(name, change, self.masks.held(name))
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
             self.masks.rename(_collected_name(known.name), known.name)
@@ -178,7 +174,6 @@ class ClusterIndex:
     def drop(self, holder: KnownHolder) -> None:
         self.masks.forget(holder.name)
         self.masks.forget(_collected_name(holder.name))
-        self.evicted.of(holder.generation.model).holds(holder.name, 0)
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:

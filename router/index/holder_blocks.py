@@ -4,19 +4,22 @@ Engine hashes are opaque: each stored block is hashed again from its tokens, see
 engines of any type, version and hash seed share one index, and a block of another generation cannot match. An engine
 block may be a multiple of the router's block. Engines announce physical copies; the returned changes say whether a tier
 has the router block at all. This file does not handle sequence numbers or sockets.
+
+Groups of layers that keep only windows or states (`Layers`) name blocks by engine hash alone, in front of or behind the
+event of full attention that says what the block is. A type of layers holds a block when all of its groups do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from router.hashing import generation_seed, hash_ahead, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
-from router.index.layer_groups import LayerGroups, unnamed
-from router.index.layers import HitRule
-from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
+from router.index.layers import MAX_TYPES, HitRule
+from router.types import AttentionKind, BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, LayerType, Tier
 
 _COUNT_BITS = 16
 _COUNT = (1 << _COUNT_BITS) - 1
@@ -34,6 +37,14 @@ _TIERS_OF = tuple(tuple(tier for tier in Tier if bits >> tier & 1) for bits in r
 Blocks = tuple[BlockHash, ...]
 HashResolver = Callable[[int], Blocks | None]
 """The router blocks of an engine hash that another holder has announced with its tokens."""
+Shards: TypeAlias = list[dict[int, Blocks]]
+HashInTier: TypeAlias = tuple[int, Tier]
+"""An engine hash in a tier."""
+
+MAX_GROUPS = 64
+"""Groups of one holder. The largest known model has 13."""
+MAX_BEFORE_JOIN = 4096
+"""Once this number of blocks is stored, a new group is none of the model's."""
 
 
 class HolderBlocks:
@@ -48,7 +59,7 @@ class HolderBlocks:
         self.rejected_reason = ""
         """Why this holder's events cannot be indexed, or ""."""
         self._resolve_hash = resolve_hash
-        self._blocks: list[dict[int, Blocks]] = [{} for _ in range(SHARDS)]
+        self._blocks: Shards = [{} for _ in range(SHARDS)]
         """Router blocks of each engine block, by engine hash."""
         self._copies: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         """Physical copies by engine hash, 16 bits per tier. A known hash without entry has a single GPU copy, as most
@@ -66,12 +77,8 @@ class HolderBlocks:
         """Engine hashes and tiers that `resolve_hash` could not resolve yet, with their attention group."""
         self._groups: set[int] = set()
         """Groups of full attention with stored blocks here."""
-        self._layers: LayerGroups | None = None
-        """The other groups: those that keep windows or states."""
-        self._announced: dict[int, BlocksStored] = {}
-        """The last event of each of them."""
-        self._parts: dict[int, Blocks] = {}
-        """Their blocks that are smaller than those of full attention, whose events do not name them."""
+        self._layers: Layers | None = None
+        """What the other groups hold: those that keep windows or states."""
         self._full_tokens = 0
         """Size of an engine's block of full attention."""
         self.ahead_tokens = 0
@@ -125,7 +132,7 @@ class HolderBlocks:
 
     def _store(self, event: BlocksStored) -> list[BlockChange]:
         if event.layers is not None or (self._layers is not None and self._layers.layer_of(event.group)):
-            return self._store_layers(event, event.layers)
+            return self._store_layers(event)
         self._groups.add(event.group)
         if event.tokens and event.block_size_tokens > self._full_tokens:  # the part of a block has a smaller size
             self._full_tokens = event.block_size_tokens
@@ -154,7 +161,7 @@ class HolderBlocks:
             changes.append(BlockChange(event.tier, True, added))
         if self._layers is None:
             return changes
-        return changes + self._of_layers(placed, held=True) + self._of_parts(event)
+        return changes + self._layers.placed(placed, held=True) + self._layers.parts_of(event, self.habits)
 
     def _of_loaded_adapter(self, adapter: str, resolved: Sequence[tuple[int, Blocks]]) -> list[BlockChange]:
         """An engine that loads other weights under the name of an adapter has other hashes from then on: what it drops
@@ -234,7 +241,7 @@ class HolderBlocks:
 
     def _remove(self, event: BlocksRemoved) -> list[BlockChange]:
         if event.group not in self._groups:
-            return self._remove_layers(event)
+            return self._layers.remove(event) if self._layers is not None else []
         shift = _COUNT_BITS * event.tier
         removed: list[BlockHash] = []
         changes: list[BlockChange] = []
@@ -249,7 +256,7 @@ class HolderBlocks:
                 self._drop(known[engine_hash], event.tier, removed)
             if not copies:
                 if self._layers is not None:
-                    changes += self._of_layers([engine_hash], held=False)
+                    changes += self._layers.placed([engine_hash], held=False)
                 del known[engine_hash]
                 self._adapters.pop(engine_hash, None)
                 self._chain.pop(engine_hash, None)
@@ -276,77 +283,22 @@ class HolderBlocks:
 
     # --- layers that keep some blocks only ---
 
-    def _store_layers(self, event: BlocksStored, layers: LayerType | None) -> list[BlockChange]:
-        """Their blocks count while full attention has them, too, which says what they are. A connector's events do not
-        repeat which layers a known group has."""
-        if layers is not None and layers.block_tokens % self.generation.block_size_tokens:
+    def _store_layers(self, event: BlocksStored) -> list[BlockChange]:
+        """Their blocks count while full attention has them, too, which says what they are."""
+        if event.layers is not None and event.layers.block_tokens % self.generation.block_size_tokens:
             return []
         if self._layers is None:
-            self._layers = LayerGroups()
-        joined = self._layers.join(event.group, layers)
-        if joined is None:
-            return []
-        layer, lost = joined
+            self._layers = Layers(self.generation.block_size_tokens, self._blocks)
+        changes = self._layers.store(event)
         self._learn_rule()
-        self._announced[event.group] = event
-        changes = [self._change(layer, tier, [one], held=False) for one, tier in lost]
-        stored = list(self._layers.store(event.group, event.block_hashes, event.tier))
-        return [*changes, self._change(layer, event.tier, stored, held=True)]
-
-    def _remove_layers(self, event: BlocksRemoved) -> list[BlockChange]:
-        if self._layers is None or not (layer := self._layers.layer_of(event.group)):
-            return []
-        removed = list(self._layers.remove(event.group, event.block_hashes, event.tier))
-        change = self._change(layer, event.tier, removed, held=False)
-        for one in event.block_hashes:
-            if one in self._parts and one not in self._layers:
-                del self._parts[one]
-        return [change]
-
-    def _of_parts(self, event: BlocksStored) -> list[BlockChange]:
-        """What is held of the blocks that this event of full attention does not name."""
-        assert self._layers is not None
-        unit, found = self.generation.block_size_tokens, dict[int, Blocks]()
-        for group, announced in self._announced.items():
-            layer = self._layers.layer_of(group)
-            size = self._layers.block_tokens(layer)
-            each = event.block_size_tokens // size
-            if each < 2 or event.block_size_tokens % size:
-                continue
-            blocks = [block for one in event.block_hashes for block in self.blocks_of(one) or ()]
-            named = {one: each * at - 1 for at, one in enumerate(event.block_hashes, start=1)}
-            is_first = announced.parent_hash == event.parent_hash
-            for one, at in unnamed(announced.block_hashes, named, each, is_first, self.habits.drops(layer)):
-                part = tuple(blocks[at * size // unit : (at + 1) * size // unit])
-                if part and one in self._layers and one not in self._parts:
-                    found[one] = part
-        self._parts |= found
-        return self._of_layers(found, held=True)
-
-    def _of_layers(self, engine_hashes: Iterable[int], *, held: bool) -> list[BlockChange]:
-        """What changes in these layers when full attention gets the blocks, or is about to lose them."""
-        assert self._layers is not None
-        by_layer: dict[tuple[int, Tier], list[int]] = {}
-        for engine_hash in engine_hashes:
-            if not held and engine_hash in self._parts:
-                continue
-            for layer, tier in self._layers.layers_of(engine_hash):
-                by_layer.setdefault((layer, tier), []).append(engine_hash)
-        return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
-
-    def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
-        assert self._layers is not None
-        last = self._layers.block_tokens(layer) // self.generation.block_size_tokens
-        named = (self._parts.get(one) or (self.blocks_of(one) or ())[-last:] for one in engine_hashes)
-        return BlockChange(tier, held, [*dict.fromkeys(block for blocks in named for block in blocks)], layer)
+        return changes
 
     @property
     def announced_rule(self) -> HitRule | None:
         """What a hit needs according to the events alone; None before the first."""
         if not self._full_tokens and self._layers is None:
             return None
-        layers = LayerGroups() if self._layers is None else self._layers
-        return layers.rule(self._full_tokens)
+        return hit_rule(self._full_tokens, self._layers)
 
     def learn(self, habits: CacheHabits) -> None:
         self.habits = habits
@@ -358,3 +310,184 @@ class HolderBlocks:
             rule = self.habits.rule(announced)
             if rule != self.rule:
                 self.rule = rule
+
+
+class Layers:
+    """What the groups of one holder hold that keep windows or states; they exist for hybrid models alone. `known`: the
+    router blocks of engine hashes, by shard, as full attention has announced them. Types of layers are numbered from 1:
+    0 is full attention."""
+
+    def __init__(self, unit_tokens: int, known: Shards) -> None:
+        self._unit_tokens = unit_tokens
+        self._known = known
+        self.types: list[LayerType] = []
+        self._all_groups: list[int] = []
+        """By type, a bit for each of its groups."""
+        self.groups: dict[int, tuple[int, int]] = {}
+        """By group, its type and its bit."""
+        self._held: dict[HashInTier, int] = {}
+        """The bits of the groups that hold a block."""
+        self._more = Counter[tuple[int, int, Tier]]()
+        """By group and place, the copies beyond the first."""
+        self._announced: dict[int, BlocksStored] = {}
+        """By group, its last event."""
+        self._parts: dict[int, Blocks] = {}
+        """Blocks that are smaller than those of full attention, whose events do not name them."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def layer_of(self, group: int) -> int:
+        """The type of a group; 0 if it is not known."""
+        return self.groups[group][0] if group in self.groups else 0
+
+    def store(self, event: BlocksStored) -> list[BlockChange]:
+        """A connector's events do not repeat which layers a known group has."""
+        joined = self._join(event.group, event.layers)
+        if joined is None:
+            return []
+        layer, lost = joined
+        self._announced[event.group] = event
+        changes = [self._change(layer, tier, [one], held=False) for one, tier in lost]
+        stored = list(self._stored(event.group, event.block_hashes, event.tier))
+        return [*changes, self._change(layer, event.tier, stored, held=True)]
+
+    def remove(self, event: BlocksRemoved) -> list[BlockChange]:
+        layer = self.layer_of(event.group)
+        if not layer:
+            return []
+        removed = list(self._removed(event.group, event.block_hashes, event.tier))
+        change = self._change(layer, event.tier, removed, held=False)
+        for one in event.block_hashes:
+            if one in self._parts and not self._has(one):
+                del self._parts[one]
+        return [change]
+
+    def placed(self, engine_hashes: Iterable[int], *, held: bool) -> list[BlockChange]:
+        """What changes in these layers when full attention gets the blocks, or is about to lose them."""
+        by_layer: dict[tuple[int, Tier], list[int]] = {}
+        for engine_hash in engine_hashes:
+            if not held and engine_hash in self._parts:
+                continue
+            for layer, tier in self._layers_of(engine_hash):
+                by_layer.setdefault((layer, tier), []).append(engine_hash)
+        return [self._change(layer, tier, hashes, held=held) for (layer, tier), hashes in by_layer.items()]
+
+    def parts_of(self, event: BlocksStored, habits: CacheHabits) -> list[BlockChange]:
+        """What is held of the blocks that this event of full attention does not name."""
+        unit, found = self._unit_tokens, dict[int, Blocks]()
+        for group, announced in self._announced.items():
+            layer = self.layer_of(group)
+            size = self.types[layer - 1].block_tokens
+            each = event.block_size_tokens // size
+            if each < 2 or event.block_size_tokens % size:
+                continue
+            blocks = [block for one in event.block_hashes for block in self._blocks_of(one)]
+            named = {one: each * at - 1 for at, one in enumerate(event.block_hashes, start=1)}
+            is_first = announced.parent_hash == event.parent_hash
+            for one, at in unnamed(announced.block_hashes, named, each, is_first, habits.drops(layer)):
+                part = tuple(blocks[at * size // unit : (at + 1) * size // unit])
+                if part and self._has(one) and one not in self._parts:
+                    found[one] = part
+        self._parts |= found
+        return self.placed(found, held=True)
+
+    def _change(self, layer: int, tier: Tier, engine_hashes: Iterable[int], *, held: bool) -> BlockChange:
+        last = self.types[layer - 1].block_tokens // self._unit_tokens
+        named = (self._parts.get(one) or self._blocks_of(one)[-last:] for one in engine_hashes)
+        return BlockChange(tier, held, [*dict.fromkeys(block for blocks in named for block in blocks)], layer)
+
+    def _blocks_of(self, engine_hash: int) -> Blocks:
+        return self._known[engine_hash % SHARDS].get(engine_hash, ())
+
+    def _has(self, engine_hash: int) -> bool:
+        return any((engine_hash, tier) in self._held for tier in Tier)
+
+    def _join(self, group: int, layers: LayerType | None) -> tuple[int, list[HashInTier]] | None:
+        """Learn a group. Returns the type that it belongs to, and what this type does not hold any more, because the
+        new group does not have it. None if the group is ignored."""
+        if group in self.groups:
+            return self.groups[group][0], []
+        if layers is None or len(self.groups) >= MAX_GROUPS or len(self._held) > MAX_BEFORE_JOIN:
+            return None
+        if layers not in self.types:
+            if len(self.types) == MAX_TYPES:
+                return None
+            self.types.append(layers)
+            self._all_groups.append(0)
+        layer = 1 + self.types.index(layers)
+        lost = [place for place in self._held if self._holds(place, layer)]
+        self.groups[group] = layer, 1 << len(self.groups)
+        self._all_groups[layer - 1] |= self.groups[group][1]
+        return layer, lost
+
+    def _stored(self, group: int, hashes: Iterable[int], tier: Tier) -> Iterator[int]:
+        """The engine hashes that the group's type holds now."""
+        layer, bit = self.groups[group]
+        for engine_hash in hashes:
+            place = engine_hash, tier
+            held = self._held.get(place, 0)
+            if held & bit:
+                self._more[group, engine_hash, tier] += 1
+                continue
+            self._held[place] = held | bit
+            if self._holds(place, layer):
+                yield engine_hash
+
+    def _removed(self, group: int, hashes: Iterable[int], tier: Tier) -> Iterator[int]:
+        """The engine hashes that the group's type does not hold any more."""
+        layer, bit = self.groups[group]
+        for engine_hash in hashes:
+            place = engine_hash, tier
+            held = self._held.get(place, 0)
+            if not held & bit:
+                continue
+            if more := self._more.pop((group, engine_hash, tier), 0):
+                if more > 1:
+                    self._more[group, engine_hash, tier] = more - 1
+                continue
+            if self._holds(place, layer):
+                yield engine_hash
+            if held == bit:
+                del self._held[place]
+            else:
+                self._held[place] = held & ~bit
+
+    def _layers_of(self, engine_hash: int) -> Iterator[tuple[int, Tier]]:
+        """The types, with the tier, that hold a block."""
+        for tier in Tier:
+            if (engine_hash, tier) in self._held:
+                for layer in range(1, 1 + len(self.types)):
+                    if self._holds((engine_hash, tier), layer):
+                        yield layer, tier
+
+    def _holds(self, place: HashInTier, layer: int) -> bool:
+        groups = self._all_groups[layer - 1]
+        return groups > 0 and self._held.get(place, 0) & groups == groups
+
+
+def hit_rule(full_tokens: int, layers: Layers | None) -> HitRule:
+    """What a hit needs where the blocks of full attention have `full_tokens`; 0: there is none."""
+    full = (LayerType(AttentionKind.FULL, full_tokens),) if full_tokens else ()
+    types, groups = (layers.types, layers.groups) if layers is not None else ([], {})
+    return HitRule.of((*full, *types), groups=len(full) + len(groups))
+
+
+def unnamed(
+    hashes: Sequence[int], named: Mapping[int, int], each: int, is_first: bool, drops_block: bool
+) -> Iterator[tuple[int, int]]:
+    """Which blocks are those of a window that full attention does not name, because its own blocks are larger? Pairs of
+    hash and number of the block. `named`: the numbers of the others, every `each`-th.
+
+    Blocks are kept in runs, which end with a named one or, where a drafter drops a block, one behind it. `is_first`:
+    `hashes` and `named` begin with the same block."""
+    places = [named.get(one, -1) for one in hashes]
+    for at in range(len(places) - 1, 0, -1):
+        if drops_block and places[at] < 0 <= places[at - 1]:
+            places[at] = places[at - 1] + 1
+    for at in range(len(places) - 2, -1, -1):
+        if places[at] < 0 < places[at + 1] and places[at + 1] % each:
+            places[at] = places[at + 1] - 1
+    if is_first and places and places[0] < 0:
+        places[0] = 0
+    yield from ((one, place) for one, place in zip(hashes, places, strict=True) if place >= 0 and one not in named)

@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import math
 import sys
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
-from router.hashing import hash_array
 from router.index.checkpoints import Checkpoints
 from router.index.shared import common_blocks
 from router.types import BlockChange, BlockHash, BlocksByTier, PodId
@@ -113,8 +111,6 @@ class PredictedIndex:
         """Heap of the next expiry of each pod that has blocks."""
         self._deadlines: list[tuple[float, PodId, BlockHash]] = []
         """Heap of when confirmed predictions end that the pod shall announce, with their last blocks."""
-        self.on_evict: Callable[[PodId, array[int], int], None] | None = None
-        """Called with a pod, the blocks that exceed its capacity, and the number that it keeps."""
 
     def __len__(self) -> int:
         return sum(pod.blocks for pod in self._pods.values())
@@ -185,9 +181,7 @@ class PredictedIndex:
             held.pending -= 1
             run = run.parent
         self._close(prediction)
-        evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
-        if evicted and self.on_evict is not None:
-            self.on_evict(pod, evicted, dispatched.blocks)
+        self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
         if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
@@ -308,33 +302,27 @@ class PredictedIndex:
         if dispatched.queue:
             heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))
 
-    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> array[int]:
-        """The dropped blocks."""
-        found = hash_array()
+    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> None:
         while blocks > 0:
-            dropped = self._drop_tail(pod, dispatched, blocks)
-            blocks -= len(dropped)
-            found.extend(dropped)
-        return found
+            blocks -= self._drop_tail(pod, dispatched, blocks)
 
-    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> Sequence[BlockHash]:
+    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> int:
         """Drop up to `max_blocks` from the end of the oldest dispatch's last run. An empty run is removed from the
-        dispatch, a dispatch without runs from the queue. Returns the dropped blocks."""
+        dispatch, a dispatch without runs from the queue. Returns the number of dropped blocks."""
         oldest = dispatched.queue[0]
         run = oldest.run
         if run is None or (held := run.held.get(pod)) is None or held.number != oldest.number:
             dispatched.queue.popleft()
-            return ()
+            return 0
         dropped = min(held.blocks, max_blocks)
         dispatched.blocks -= dropped
         held.blocks -= dropped
-        blocks = run.blocks[held.blocks : held.blocks + dropped]
         if not held.blocks:
             held.number = 0
             dispatched.runs -= 1
             self._remove_if_unused(run, pod, held)
             oldest.run = run.parent
-        return blocks
+        return dropped
 
     def _remove_if_unused(self, run: _PredictedRun, pod: PodId, held: _Held) -> None:
         if not held.number and not held.pending:

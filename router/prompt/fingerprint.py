@@ -24,13 +24,11 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import CompletionPrompts
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.harmony import Harmony, SeparateTexts
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
 from router.prompt.incremental.reader import IncrementalReader
 from router.prompt.media import MAX_KEYS, TOKENS, MediaText
-from router.prompt.pictures.expansion import expanded, hash_pictures
-from router.prompt.pictures.picture_reader import Picture, PictureIdentities
-from router.prompt.prompt_stages import OpenedPrompt, PendingPrompt
-from router.prompt.segments import Lookup, SegmentCache, all_cold, hash_path
+from router.prompt.pending import EMPTY_PREFIX, PendingPrompt
+from router.prompt.pictures.picture_reader import Picture, PictureIdentities, expanded, hash_pictures
+from router.prompt.segments import NO_TOKENS, Lookup, SegmentCache, all_cold, hash_path
 from router.prompt.template import ChatTemplate, checked
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Endpoint, Generation, InferenceRequest, PromptKind, PromptPicture, PromptPrefix
@@ -136,7 +134,7 @@ class Fingerprinter:
         request: InferenceRequest,
         conversion: type[Conversion] | None = None,
         identities: PictureIdentities | None = None,
-    ) -> OpenedPrompt:
+    ) -> PendingPrompt:
         """Look up the cached prefix of a chat. `conversion`: how the pods' engine makes a chat of the body, for an
         endpoint whose bodies are converted; `identities`: how it identifies pictures."""
         if self._tokenizer.backend != self._backend:  # the fast backend was disabled
@@ -149,66 +147,68 @@ class Fingerprinter:
                 found = None
         if self.incremental is not None and found is None:
             found = self.incremental.find_chat(request, conversion)
-        return OpenedPrompt(request, generation, seed, self.segments, found, conversion, identities)
+        return PendingPrompt(request, generation, seed, self.segments, NO_TOKENS, found, conversion, identities)
 
-    def render_new(self, opened: OpenedPrompt) -> PendingPrompt | None:
-        """Render what follows the cached prefix of a chat of any kind; None where that must be done by `render`. Safe
+    def render_new(self, pending: PendingPrompt) -> bool:
+        """Render what follows the cached prefix of a chat of any kind. False where that must be done by `render`. Safe
         in a worker thread."""
-        if self.incremental is None or opened.found is None or not opened.found.key:
-            return None
-        return self.incremental.continue_chat(opened, partial(self._text_of, opened))
+        if self.incremental is None or pending.found is None or not pending.found.key:
+            return False
+        return self.incremental.continue_chat(pending, partial(self._text_of, pending))
 
-    def _text_of(self, opened: OpenedPrompt, prompt: Mapping[str, Any]) -> str | None:
+    def _text_of(self, pending: PendingPrompt, prompt: Mapping[str, Any]) -> str | None:
         """The text of the same request with other fields; None where it cannot be rendered, or is not only text."""
         try:
-            text, framed = self._prompt(msgspec.structs.replace(opened.request, prompt=prompt), opened.conversion)
+            text, framed = self._prompt(msgspec.structs.replace(pending.request, prompt=prompt), pending.conversion)
         except (MalformedRequest, Unrenderable):
             return None
         return text if isinstance(text, str) and not framed else None
 
-    def render(self, opened: OpenedPrompt, context_tokens: int | None = None) -> PendingPrompt:
+    def render(self, pending: PendingPrompt, context_tokens: int | None = None) -> PendingPrompt:
         """Render the prompt, or the part of it behind the cached prefix. Safe in a worker thread; see the class.
         `context_tokens`: the longest context of the pods, if they report it.
 
         `MalformedRequest` if the engine would refuse it, `ContextTooLong` if its length alone shows that it fits no
         pod, `Unrenderable` if its tokens cannot be computed here."""
-        generation, seed, segments = opened.generation, opened.seed, opened.segments
-        if opened.found is not None and not opened.found.key:
+        segments, endpoint = pending.segments, pending.request.endpoint
+        if pending.found is not None and not pending.found.key:
             assert self.incremental is not None
-            rendered = self.incremental.render(opened)
-            if rendered is not None:
-                assert isinstance(rendered.prompt, Lookup)
-                self._check_length(rendered.prompt.text, context_tokens, opened.request.endpoint)
-                return rendered
-        prompt, framed = self._prompt(opened.request, opened.conversion, opened.identities)
+            if self.incremental.render(pending):
+                assert isinstance(pending.prompt, Lookup)
+                self._check_length(pending.prompt.text, context_tokens, endpoint)
+                return pending
+        prompt, framed = self._prompt(pending.request, pending.conversion, pending.identities)
         if isinstance(prompt, MediaText):
-            return self._rendered_media(opened, prompt, framed, context_tokens)
+            return self._rendered_media(pending, prompt, framed, context_tokens)
         if isinstance(prompt, SeparateTexts):
             text = "".join(prompt.texts)
-            self._check_length(text, context_tokens, opened.request.endpoint)
-            pieces = [piece for part in prompt.texts for piece in segments.pieces(part)]
-            return PendingPrompt(generation, seed, all_cold(text, pieces))
-        self._check_length(prompt, context_tokens, opened.request.endpoint)
+            self._check_length(text, context_tokens, endpoint)
+            pending.prompt = all_cold(text, [piece for part in prompt.texts for piece in segments.pieces(part)])
+            return pending
+        self._check_length(prompt, context_tokens, endpoint)
         if not isinstance(prompt, str):
-            return PendingPrompt(generation, seed, prompt)
-        pieces, entry = segments.pieces(prompt, framed=framed), None
-        if self.incremental is not None and opened.found is not None and not framed:
-            entry = self.incremental.entry_of(opened, partial(self._text_of, opened), prompt, pieces)
-        return PendingPrompt(generation, seed, all_cold(prompt, pieces), framed=framed, entry=entry)
+            pending.prompt = prompt
+            return pending
+        pieces = segments.pieces(prompt, framed=framed)
+        pending.prompt, pending.framed = all_cold(prompt, pieces), framed
+        if self.incremental is not None and pending.found is not None and not framed:
+            self.incremental.enter(pending, partial(self._text_of, pending), prompt, pieces)
+        return pending
 
     def _rendered_media(
-        self, opened: OpenedPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
+        self, pending: PendingPrompt, prompt: MediaText, framed: bool, context_tokens: int | None
     ) -> PendingPrompt:
         """A prompt with pictures, with a cut in front of the first one whose tokens are unknown."""
-        segments, text, end = opened.segments, prompt.text, prompt.exact
+        segments, text, end = pending.segments, prompt.text, prompt.exact
         if end < len(text):
             end = segments.cuts.safe_end(text, end)
         if framed or not end:
             raise Unrenderable(UnreadReason.MEDIA, "the tokens in front of the first picture depend on it")
-        self._check_length(text, context_tokens, opened.request.endpoint)
+        self._check_length(text, context_tokens, pending.request.endpoint)
         front = segments.pieces(text[:end])
-        lookup = all_cold(text, front + segments.pieces(text[end:]))
-        return PendingPrompt(opened.generation, opened.seed, lookup, media=prompt, exact_pieces=len(front))
+        pending.prompt = all_cold(text, front + segments.pieces(text[end:]))
+        pending.media, pending.exact_pieces = prompt, len(front)
+        return pending
 
     def look_up(self, pending: PendingPrompt) -> PendingPrompt:
         """Look up the known segments of a rendered text. What follows a cached prefix is new."""
@@ -219,8 +219,10 @@ class Fingerprinter:
 
     def begin(self, request: InferenceRequest, conversion: type[Conversion] | None = None) -> PendingPrompt:
         """`open`, `render` and `look_up`. Raises what `render` raises."""
-        opened = self.open(request, conversion)
-        return self.look_up(self.render_new(opened) or self.render(opened))
+        pending = self.open(request, conversion)
+        if not self.render_new(pending):
+            self.render(pending)
+        return self.look_up(pending)
 
     def finish(self, pending: PendingPrompt) -> PromptPrefix:
         """Encode the new text and hash the blocks. Safe in a worker thread; see the class."""
@@ -242,8 +244,8 @@ class Fingerprinter:
             known = hash_array(prefix.hashes if prefix.seed == seed else b"")
             hashes = hash_rest(known, tokens[len(known) * block :], block, seed)
         if pending.entry is not None:
-            known_tokens += sum([segment.token_count for segment in segments[: pending.entry.pieces]])
-            pending.entry.store(tokens[:known_tokens], hashes, seed, block)
+            known_tokens += sum([segment.token_count for segment in segments[: pending.entry_pieces]])
+            pending.store_entry(tokens[:known_tokens], hashes)
         if pending.media is not None:
             exact_tokens = sum([segment.token_count for segment in segments[: pending.exact_pieces]])
             return self._with_pictures(PromptPrefix(generation, tokens, hashes), pending.media, exact_tokens, seed)

@@ -17,7 +17,7 @@ import msgspec
 from router.errors import MalformedRequest
 from router.prompt.content_format import ContentFormat
 from router.prompt.conversation import ChatMessage, MediaPart
-from router.prompt.pictures.picture_reader import Picture, key_of, url_of
+from router.prompt.pictures.picture_reader import PLACEHOLDER, Picture, key_of, url_of
 
 MARKER = "\uf8fd\uf8fc"
 """Starts no placeholder. In a client's text it ends the exact text early."""
@@ -105,17 +105,16 @@ def text_with_pictures(
     conversation: list[ChatMessage],
     render: Callable[[list[ChatMessage]], str],
     pictures: tuple[Picture, ...] = (),
-    placeholder: str = "",
 ) -> MediaText:
     """The text of a conversation with `MediaPart`, or with markers in strings, for these parts of the request.
-    `pictures`: the first of them, as far as their tokens are known, each one `placeholder` in the text. Raises what
+    `pictures`: the first of them, as far as their tokens are known, each one `PLACEHOLDER` in the text. Raises what
     `render` raises, and `MalformedRequest` if a picture reaches no template."""
     text = render(conversation)
     unknown = parts[len(pictures) :]
     keys = tuple([key_of(url) for part in unknown[-MAX_KEYS:] if (url := url_of(part))])
     exact = _exact_characters(text, conversation, render, len(pictures), len(parts))
-    if pictures and text.count(placeholder, 0, exact) != len(pictures):  # the client's text has some, too
-        pictures, exact = (), text.index(placeholder)
+    if pictures and text.count(PLACEHOLDER, 0, exact) != len(pictures):  # the client's text has some, too
+        pictures, exact = (), text.index(PLACEHOLDER)
     return MediaText(text.replace(MARKER, ""), exact, len(parts), keys, pictures)
 
 

@@ -26,7 +26,7 @@ from router.prompt.samples import TEXTS
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import BlockHash
 
-_NO_TOKENS = token_array()
+NO_TOKENS = token_array()
 _CACHE_UTF8 = msgspec.msgpack.Encoder().encode
 """Encodes a string, and CPython keeps its UTF-8 inside it: `str.encode` and the tokenizer then only copy it."""
 SEGMENT_BYTES = 280
@@ -172,7 +172,7 @@ class SegmentCache:
 def all_cold(text: str, pieces: list[str]) -> Lookup:
     """A text that was not looked up, or that continues one which ended at a cut and is cached elsewhere: all its pieces
     must be encoded."""
-    return Lookup(text, 0, (), tuple(pieces), False, _NO_TOKENS, _NO_TOKENS)
+    return Lookup(text, 0, (), tuple(pieces), False, NO_TOKENS, NO_TOKENS)
 
 
 def _frame(tokenizer: Tokenizer) -> tuple[array[int], array[int]] | None:

@@ -98,21 +98,10 @@ class ChatTemplate:
         messages = with_media_parts(body.get("messages"), variant.content_format)
         conversation, parts = normal_messages(messages, variant.content_format), media_parts(body.get("messages"))
         pictures: tuple[Picture, ...] = ()
-        mark = self.pictures.mark if self.pictures is not None else ""
         # Where templates receive strings, which text stands for a picture is up to the model's class.
         if self.pictures is not None and identities and variant.content_format == "openai":
             pictures = self.pictures.leading(parts, identities)
-        return text_with_pictures(parts, conversation, partial(self._rendered, variant, variables), pictures, mark)
-
-    def picture_text(self) -> str:
-        """What the template writes for a picture; "" if that is unknown."""
-        front, behind = {"type": "text", "text": "one"}, {"type": "text", "text": "two"}
-        parts = [front, {"type": "image_url", "image_url": {"url": ""}}, behind]
-        try:
-            text = self.render_media({"messages": [{"role": "user", "content": parts}]}).text
-        except (MalformedRequest, Unrenderable):
-            return ""
-        return text.rpartition("two")[0].rpartition("one")[2]
+        return text_with_pictures(parts, conversation, partial(self._rendered, variant, variables), pictures)
 
     def _chosen(self, body: Mapping[str, Any], keeps_empty_tools: bool) -> tuple[_Variant, Mapping[str, Any]]:
         variables = self._default_variables if body.keys() == _ONLY_MESSAGES else self._variables(body)

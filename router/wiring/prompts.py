@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from random import getrandbits
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from router.config.load import ENGINE_TOKENIZER
-from router.config.model_names import MAX_NAME_CHARACTERS, ModelNames
+from router.config.models import MAX_NAME_CHARACTERS, ModelNames
 from router.config.router_file import MistakeList
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest
@@ -29,9 +29,7 @@ from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.harmony import Harmony
-from router.prompt.pictures.learnt import LearntPictures, Wanted
-from router.prompt.pictures.picture_reader import PictureReader
-from router.prompt.pictures.qwen_vl import PLACEHOLDER, read_sizes
+from router.prompt.pictures.picture_reader import PLACEHOLDER, PictureReader, read_sizes
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
@@ -78,8 +76,7 @@ def chat_template(
     if not tokenizer.chat_template:
         return None
     template = ChatTemplate(tokenizer, None, model.chat_template_content_format, model.chat_template_kwargs)
-    options = {"trusts_uuids": trusts_uuids, "seed": getrandbits(64)}
-    template.pictures = picture_reader(model, tokenizer, **options) or learning_reader(template, tokenizer, **options)
+    template.pictures = picture_reader(model, tokenizer, trusts_uuids=trusts_uuids, seed=getrandbits(64))
     return template
 
 
@@ -96,18 +93,6 @@ def picture_reader(model: ModelConfig, tokenizer: Tokenizer, **options: Any) -> 
     """None if the family of the model is not known. `options`: further arguments of `PictureReader`."""
     sizes, placeholder = read_sizes(read_processor(source_of(model).path)), tokenizer.encode(PLACEHOLDER)
     return PictureReader(sizes, placeholder[0], **options) if sizes and len(placeholder) == 1 else None
-
-
-def learning_reader(template: ChatTemplate, tokenizer: Tokenizer, **options: Any) -> PictureReader | None:
-    """What reads pictures by what engines put in place of the template's special token for one; None if it has none.
-    Of several, those at the begin and the end frame the picture."""
-    text = template.picture_text()
-    marks = [token.content for token in tokenizer.added_tokens if token.special and text.count(token.content) == 1]
-    if not marks:
-        return None
-    mark = sorted(marks, key=text.index)[len(marks) // 2]
-    placeholder = tokenizer.encode(mark)
-    return PictureReader(LearntPictures(), placeholder[0], mark, **options) if len(placeholder) == 1 else None
 
 
 def fingerprinter(
@@ -210,18 +195,6 @@ class Prompts:
         reader = self.readers.get(model)
         return reader.fingerprinter.advice(ours, engine) if isinstance(reader, LocalPromptReader) else ""
 
-    def wanted_pictures(self) -> Iterator[tuple[PictureReader, Wanted]]:
-        for reader in [reader for reader in self.readers.values() if isinstance(reader, LocalPromptReader)]:
-            pictures = reader.fingerprinter.pictures
-            while pictures is not None and pictures.learnt is not None and (wanted := pictures.learnt.next_wanted()):
-                yield pictures, wanted
-
-    def learns_pictures(self, model: str) -> bool:
-        """Whether the tokens of this model's pictures may become known later."""
-        reader = self.readers.get(model)
-        pictures = reader.fingerprinter.pictures if isinstance(reader, LocalPromptReader) else None
-        return pictures is not None and pictures.learnt is not None and not pictures.learnt.gave_up
-
     def cache_bytes(self) -> dict[str, int]:
         """Bytes of the prompt caches by model, estimated. Models that pods tokenize have none."""
         local = ((model, one) for model, one in self.readers.items() if isinstance(one, LocalPromptReader))
@@ -242,9 +215,8 @@ class Prompts:
         tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
         entry = self._names.entry_of(model.name)
         template = (self._templates.get(entry.name) if entry else None) or self._chat_template(model, tokenizer)
-        reader = template.pictures if template else None
-        known = "exact on vLLM" if reader is None or reader.learnt is None else "learnt from vLLM"
-        pictures = known if reader is not None else "text in front of the first one"
+        is_exact = template is not None and template.pictures is not None
+        pictures = "exact on vLLM" if is_exact else "text in front of the first one"
         log.info(
             "tokenizer loaded",
             model=model.name,

@@ -129,7 +129,7 @@ async def test_the_prompts_share_what_the_test_says_and_nothing_else() -> None:
 async def test_a_pods_hits_are_named_as_it_answered(windows: bool, answers: list[int] | None, hits: str) -> None:
     store = store_of(windows=windows)
     assert await answered(AnsweringPod(answers), store)
-    assert store.hits("a") == hits
+    assert store.cache_of("a").hits == hits
 
 
 async def test_a_pod_whose_drafter_drops_a_block_is_matched_with_one_block_less() -> None:
@@ -174,20 +174,20 @@ async def test_which_layers_need_the_dropped_block_shows_in_what_the_pod_announc
         store.apply("a", [stored])
     habits = CacheHabits(drops_block=True, drafter_layer=drafter_layer)
     assert await answered(AnnouncingPod(store, groups, habits, announces), store)
-    rule = store.rule("a")
+    rule = store.cache_of("a").rule
     assert rule is not None and tuple(one.drops_block for one in rule.types) == learnt
-    assert store.hits("a").endswith("drops a block")
+    assert store.cache_of("a").hits.endswith("drops a block")
 
 
 async def test_what_was_learnt_outlives_a_cleared_cache_and_ends_with_the_pods_life() -> None:
     store = store_of()
     await answered(AnsweringPod(DROPPED), store)
     store.apply("a", [BlocksCleared(), BlocksStored(block_hashes=(1,), tokens=KNOWN[:BLOCK], block_size_tokens=BLOCK)])
-    assert store.hits("a") == "full, drops a block"
+    assert store.cache_of("a").hits == "full, drops a block"
     assert hit_blocks(store, [*KNOWN[:BLOCK], *range(40)]) == 0
     store.forget("a")
     store.add_holder(pod("a"), GENERATION)
-    assert store.hits("a") == "full, by events"
+    assert store.cache_of("a").hits == "full, by events"
 
 
 async def test_a_busy_pod_is_tested_again_as_often_as_it_takes(running: Running, until: Until) -> None:
@@ -204,13 +204,13 @@ async def test_a_busy_pod_is_tested_again_as_often_as_it_takes(running: Running,
 
     engine, store = BusyPod(DROPPED), store_of()
     async with running(feed_of(engine, store).run()):
-        await until(lambda: store.hits("a") == "full, drops a block")
+        await until(lambda: store.cache_of("a").hits == "full, drops a block")
 
 
 async def test_a_pod_is_tested_again_before_its_hits_count_as_unexplained(running: Running, until: Until) -> None:
     engine, store = AnsweringPod(OTHER), store_of(windows=True)
     async with running(feed_of(engine, store).run()):
-        await until(lambda: "upper bound" in store.hits("a"))
+        await until(lambda: "upper bound" in store.cache_of("a").hits)
     assert len(engine.prompts) == 5 * MAX_TESTS
 
 

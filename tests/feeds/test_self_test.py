@@ -179,7 +179,7 @@ class SelfTestWorld:
         self.engine_tokens = tokens_of
         self.message_tokens = tokens_of
         self.unreadable: set[str] = set()
-        self.reads_pictures = self.learns_pictures = False
+        self.reads_pictures = False
         self.bodies: list[dict[str, Any]] = []
         self.reads: list[Endpoint] = []
         self.messages: list[dict[str, Any]] = []
@@ -187,7 +187,7 @@ class SelfTestWorld:
             self.fleet,
             self.store,
             network.post,
-            ProbeReader(self.fingerprint, learns_pictures=lambda model: self.learns_pictures),
+            ProbeReader(self.fingerprint),
             lambda pod_id: self.publishes,
             SelfTestTiming(0.001, 0.05, events_timeout_s),
         )
@@ -335,7 +335,7 @@ async def test_rejected_events_are_a_mismatch_at_once(network: Network) -> None:
     async with asyncio.timeout(5.0):
         report = await world.feed.test(world.now)
     assert report.trust is PrefixTrust.MISMATCH
-    assert report.reason == world.store.rejected_reason("a") != ""
+    assert report.reason == world.store.cache_of("a").blocks.rejected_reason != ""
 
 
 async def test_the_first_probe_that_the_router_can_tokenize_is_used(world: SelfTestWorld) -> None:
@@ -448,18 +448,6 @@ async def test_pictures_are_trusted_after_a_test_of_their_own(
             assert not world.now.reads_pictures
             await until(lambda: [log for log in logs if log["event"].startswith("pictures not trusted")])
         assert (world.now.trust, world.now.reads_pictures) == (PrefixTrust.TRUSTED, False)
-
-
-async def test_pictures_are_tested_again_while_they_can_be_learnt(
-    world: SelfTestWorld, running: Running, until: Until
-) -> None:
-    """A pod is asked once the router knows their tokens."""
-    world.learns_pictures = True
-    async with running(world.feed.run()):
-        await until(lambda: len(world.reads) > 9)
-        assert not any("image_url" in str(body) for body in world.bodies)
-        world.reads_pictures = True
-        await until(lambda: world.now.reads_pictures)
 
 
 async def test_a_failed_request_with_a_picture_is_repeated(

@@ -113,7 +113,7 @@ def test_a_long_event_is_applied_in_short_pieces(blocks: int, gone: int) -> None
 def test_a_forgotten_pod_frees_its_blocks_shard_by_shard() -> None:
     """They are not matched any more; each lookup frees one shard."""
     found = after(stored(71, 72, 73, 74))
-    blocks = ref(found._holders["a"])
+    blocks = ref(found.cache_of("a").blocks)
     found.forget("a")
     for left in range(SHARDS, 0, -1):
         assert blocks() is not None, f"{left} shards were freed too early"
@@ -123,7 +123,7 @@ def test_a_forgotten_pod_frees_its_blocks_shard_by_shard() -> None:
 
 def test_events_free_the_blocks_of_a_forgotten_pod() -> None:
     found = after(stored(71, 72, 73, 74))
-    blocks = ref(found._holders["a"])
+    blocks = ref(found.cache_of("a").blocks)
     found.forget("a")
     for _ in range(SHARDS):
         found.apply("b", stored(71))
@@ -134,7 +134,7 @@ def test_an_orphan_is_counted_and_dropped() -> None:
     """A late replay lacks the parent; the orphan's children have no parent either."""
     blocks = after(stored(72, 73, parent=71, start=2), stored(74, parent=73, start=6), placeholder(75, tier=Tier.CPU))
     assert blocks.match(prompt()) == {}
-    assert (blocks._holders["a"].orphans, blocks.block_holders) == (4, 0)
+    assert (blocks.cache_of("a").blocks.orphans, blocks.block_holders) == (4, 0)
 
 
 def test_a_block_stays_until_its_last_copy_is_removed() -> None:
@@ -183,8 +183,9 @@ def test_engine_blocks_may_be_multiples_of_the_routers() -> None:
 def test_engine_blocks_of_any_other_size_are_rejected_with_a_reason(size: int) -> None:
     blocks = after(stored(71, size=size))
     assert blocks.match(prompt()) == {}
-    assert str(size) in blocks.rejected_reason("a") and "2" in blocks.rejected_reason("a")
-    assert after(stored(71)).rejected_reason("a") == ""
+    reason = blocks.cache_of("a").blocks.rejected_reason
+    assert str(size) in reason and "2" in reason
+    assert after(stored(71)).cache_of("a").blocks.rejected_reason == ""
 
 
 def test_a_cleared_pod_is_empty_and_can_store_again() -> None:
@@ -200,7 +201,7 @@ def test_a_new_epoch_keeps_nothing_of_the_previous_one() -> None:
     blocks = after(stored(71))
     blocks.add_holder("a", GENERATION)
     blocks.apply("a", stored(72, parent=71, start=2))
-    assert blocks.match(prompt()) == {} and blocks._holders["a"].orphans == 1
+    assert blocks.match(prompt()) == {} and blocks.cache_of("a").blocks.orphans == 1
 
 
 def test_events_of_unknown_pods_are_ignored() -> None:
@@ -208,7 +209,7 @@ def test_events_of_unknown_pods_are_ignored() -> None:
     blocks = after(stored(71))
     blocks.forget("a")
     blocks.apply("a", stored(71))
-    assert blocks.match(prompt()) == {} and blocks.rejected_reason("a") == ""
+    assert blocks.match(prompt()) == {} and blocks.cache_of("a").blocks.rejected_reason == ""
 
 
 @pytest.mark.parametrize(

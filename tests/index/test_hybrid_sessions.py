@@ -188,7 +188,7 @@ def test_only_the_layers_that_have_those_of_mtp_need_one_block_more(layers: str,
 def test_a_pod_says_what_decides_its_hits() -> None:
     blocks = two_groups(order="window first")
     blocks.add_holder("dense", Generation(model="m"))
-    assert [blocks.hits(pod) for pod in (POD, "dense", "unknown")] == [
+    assert [blocks.cache_of(pod).hits for pod in (POD, "dense", "unknown")] == [
         "full + window 33, by events",
         "full, by events",
         "",
@@ -201,7 +201,7 @@ def test_a_pod_has_few_types_of_layers() -> None:
     for number in range(2, 60):
         odd = LayerType(AttentionKind.WINDOW, 16, 33 + number)
         blocks.apply(POD, BlocksStored(block_hashes=(4, 5), group=number, layers=odd))
-    assert blocks.hits(POD) == "full + window 33 + window 35 + window 36, by events"
+    assert blocks.cache_of(POD).hits == "full + window 33 + window 35 + window 36, by events"
 
 
 def test_a_prompt_without_tokens_hits_nothing() -> None:
@@ -215,7 +215,7 @@ def test_blocks_of_windows_count_as_blocks_of_the_pod() -> None:
     """Also those that full attention never has: what a pod may announce is bounded."""
     blocks = two_groups(order="window first")
     blocks.apply(POD, BlocksStored(block_hashes=tuple(range(100, 200)), group=1, layers=WINDOW))
-    assert blocks.size_blocks(POD) == 5 + 2 + 100
+    assert blocks.cache_of(POD).size_blocks == 5 + 2 + 100
 
 
 def test_other_holders_of_the_same_block_keep_their_own_rule() -> None:
@@ -247,7 +247,7 @@ def test_hits_of_a_model_of_windows_alone_are_at_most_what_was_sent() -> None:
             store.apply(POD, decode_batch(batch))
         store.confirm(sent, number + 0.5)
     assert all(expected >= hit for expected, hit in found)
-    assert store.hits(POD) == "window 128, upper bound"
+    assert store.cache_of(POD).hits == "window 128, upper bound"
 
 
 def test_events_of_a_connector_belong_to_the_group_that_they_name() -> None:

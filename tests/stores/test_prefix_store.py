@@ -79,7 +79,7 @@ def test_the_longer_of_announced_and_predicted_counts(store: LocalStore, announc
     store.confirm(store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None), 0.0)
     assert store.match(prompt(), 1.0).held_blocks("a") == matched
     assert store.match(prompt(), 2.0).held_blocks("a") == announced
-    assert store.full_and_hit("a", prompt()) == (announced, announced)
+    assert store.cache_of("a").full_and_hit(prompt()) == (announced, announced)
 
 
 @pytest.mark.parametrize("order", ["computed first", "announced first"])
@@ -115,7 +115,7 @@ def test_a_drafter_shortens_hits_and_not_what_was_announced(store: LocalStore) -
     assert store.match(prompt(), 0.0).held_blocks("a") == 1
     store.predict("a", prompt(), ttl_s=2.0, capacity_blocks=None)
     assert store.match(prompt(), 0.0).held_blocks("a") == 1
-    assert store.full_and_hit("a", prompt()) == (3, 1)
+    assert store.cache_of("a").full_and_hit(prompt()) == (3, 1)
 
 
 def test_pods_without_events_are_matched_by_prediction(store: LocalStore) -> None:
@@ -217,7 +217,7 @@ RULE = HitRule.of([LayerType(AttentionKind.FULL, 2), WINDOW], groups=2)
 
 def simulated(rule: HitRule | None = RULE) -> tuple[LocalStore, Callable[[BlockChange], None]]:
     """A simulated router's store, and how it gets changes."""
-    store = HashStore("m", ["a"], rule)
+    store = HashStore(["a"], rule)
     return store, partial(store.apply_blocks, "a")
 
 
@@ -345,9 +345,9 @@ def test_other_generations_do_not_match(store: LocalStore, other: dict[str, str]
 
 
 def test_a_wrong_block_size_is_reported(store: LocalStore) -> None:
-    assert store.rejected_reason("a") == ""
+    assert store.cache_of("a").blocks.rejected_reason == ""
     store.apply("a", [replace(stored(2), block_size_tokens=3, block_hashes=(1,), tokens=(1, 2, 3))])
-    assert "3" in store.rejected_reason("a")
+    assert "3" in store.cache_of("a").blocks.rejected_reason
 
 
 # --- pods that do not announce which blocks they have ---

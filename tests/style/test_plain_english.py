@@ -48,7 +48,7 @@ NAMES = {
     "_Hearing": "InboundLink",
     "_Speaking": "OutboundLink",
     "GoingOn": "IncrementalPrompt",
-    "Marked": "PendingEntry",
+    "Marked": "PendingPrompt",
     "ContentMatters": "ContentDependent",
     "everybodys": "global_prefix_blocks",
     "spare_the_old": "tune_gc",

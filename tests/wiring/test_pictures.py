@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from router.config.schema import ModelConfig
 from router.errors import ConfigError
-from router.prompt.pictures.qwen_vl import PLACEHOLDER
+from router.prompt.pictures.picture_reader import PLACEHOLDER
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.prompts import chat_template, picture_reader
 from tests.prompt.conftest import ZOO
@@ -46,49 +46,15 @@ def test_the_family_is_known_by_its_processor_and_placeholder(backend: Backend, 
     reader = picture_reader(model, tokenizer)
     assert reader is not None and [reader.placeholder] == list(tokenizer.encode(PLACEHOLDER))
     template = chat_template(model, tokenizer)
-    assert template is not None and template.pictures is not None and template.pictures.learnt is None
+    assert template is not None and template.pictures is not None
 
 
 @pytest.mark.parametrize("processor", [None, {}, [], {"image_processor_type": "CLIPImageProcessor"}])
 def test_other_models_have_no_reader(backend: Backend, tmp_path: Path, processor: Any) -> None:
-    assert picture_reader(model_at(tmp_path, processor), tokenizer_of(backend, PLACEHOLDER)) is None
-
-
-def written(picture: str) -> str:
-    """A template that writes this for a picture."""
-    return (
-        "{% for message in messages %}{% for part in message.content %}"
-        "{% if part.type == 'image' %}" + picture + "{% else %}{{ part.text }}{% endif %}"
-        "{% endfor %}{% endfor %}"
-    )
-
-
-@pytest.mark.parametrize(
-    ("picture", "mark"),
-    [
-        ("<image>", "<image>"),
-        ("\n<image>\n", "<image>"),
-        ("<begin><image><end>", "<image>"),
-        ("<begin>picture<image><pad><end>", "<pad>"),
-    ],
-)
-def test_pictures_of_other_models_are_learnt(backend: Backend, tmp_path: Path, picture: str, mark: str) -> None:
-    """Where the template writes a special token for one; those around it frame it."""
-    tokenizer = tokenizer_of(backend, "<begin>", "<image>", "<pad>", "<end>")
-    tokenizer.chat_template = written(picture)
-    template = chat_template(model_at(tmp_path), tokenizer)
-    assert template is not None and template.pictures is not None and template.pictures.learnt is not None
-    assert (template.pictures.mark, [template.pictures.placeholder]) == (mark, list(tokenizer.encode(mark)))
-
-
-@pytest.mark.parametrize("picture", ["", "[image]", "<image><image>"])
-def test_pictures_without_a_special_token_of_their_own_are_not_read(
-    backend: Backend, tmp_path: Path, picture: str
-) -> None:
-    tokenizer = tokenizer_of(backend, "<image>")
-    for tokenizer.chat_template in (written(picture), TEMPLATE, "{{ raise_exception('no') }}"):
-        template = chat_template(model_at(tmp_path), tokenizer)
-        assert template is not None and template.pictures is None
+    tokenizer = tokenizer_of(backend, PLACEHOLDER)
+    assert picture_reader(model_at(tmp_path, processor), tokenizer) is None
+    template = chat_template(model_at(tmp_path, processor), tokenizer)
+    assert template is not None and template.pictures is None
 
 
 def test_a_tokenizer_without_the_placeholder_has_no_reader(backend: Backend, tmp_path: Path) -> None:

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.feeds.discovery.source_status import SourceStatus
+from router.admission.keys import Tenants
+from router.config.watched_file import WatchedFile
+from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
-from router.observe.declared import of_decisions, of_pods, of_requests
+from router.observe.declared import of_pods, of_requests
 from router.observe.exposition import TextFormat
 from router.observe.fast_metrics import Labels
-from router.observe.metrics import Metrics
-from router.observe.pool_metrics import replace_pools
+from router.observe.metrics import Metrics, replace_pools
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.stores.prefix_store import LocalStore
@@ -68,7 +68,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "continues": sorted(pod.continues),
             "refuses_usage": pod.refuses_usage,
             "kv_events": kv_events_state(pod.id, store, kv_streams),
-            "hits": store.hits(pod.id),
+            "hits": store.cache_of(pod.id).hits,
             "models": pod.models,
             "adapters": pod.adapters,
             "block_size_tokens": pod.block_size_tokens,
@@ -109,7 +109,7 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
 
 
 def describe_readiness(
-    fleet: Fleet, feed: PolicyFeed, tenants: TenantFeed | None = None, *, is_stopping: bool
+    fleet: Fleet, feed: PolicyFeed, tenants: WatchedFile[Tenants] | None = None, *, is_stopping: bool
 ) -> tuple[bool, dict[str, Any]]:
     """Whether the router is ready, and the answer of `/readyz`."""
     states = [status.state.value for status in fleet.snapshot.pods]
@@ -159,8 +159,6 @@ class MetricsPage:
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         cached = {(model,): size for model, size in self.prompt_cache_bytes().items()}
         self.metrics[of_requests.PROMPT_CACHE_BYTES].replace(cached)
-        learnt = self.store.evicted.reuse()
-        self.metrics[of_decisions.EVICTED_REUSE].replace({(model,): reuse for model, reuse in learnt.items()})
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
         self.observe_requests()
@@ -168,7 +166,6 @@ class MetricsPage:
     def observe_requests(self) -> None:
         """Update those that follow from the latest requests."""
         self.metrics.by_class.observe_in_flight(self.in_flight_tokens())
-        self.metrics.observe_evicted(self.store.evicted.soon_tokens(), self.fleet.snapshot)
 
     async def render(self, text_format: TextFormat) -> bytes:
         await self.observe()

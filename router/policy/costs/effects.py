@@ -7,8 +7,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, decode_inputs, kv_inputs, prompt_inputs
-from router.policy.work_ahead import work_ahead_inputs
+from router.policy.term import (
+    CostTerm,
+    Input,
+    Placement,
+    Side,
+    compute_inputs,
+    decode_inputs,
+    kv_inputs,
+    prompt_inputs,
+    work_ahead_inputs,
+)
 from router.types import Congestion
 
 
@@ -120,27 +129,25 @@ class EvictionTerm(CostTerm):
     A full cache evicts as many tokens as a request adds, and a part of them would have been requested again:
 
         D = min(K * backlog, 100)        K = prompts / (1000 * max(1 - busy, 0.05))
-        eviction = (reuse + learnt * R) * (1 + congestion * D) * c1 * (n - max(held here, shared))
+        eviction = reuse * (1 + congestion * D) * c1 * (n - max(held here, shared))
 
-    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction. R, the
-    `learnt reuse`, is that number as the router measures it, per model, from requests for blocks that have just left
-    the caches. It does not depend on this request: the oldest blocks are evicted, of any class of work. Computing them
-    again takes time, and delays the prompts that come after by D ms for each ms: `backlog` is the prefill that a pod
-    has to compute now, the mean of the pods of this model; K is explained in `congestion`. In an idle fleet D is 0,
-    near saturation 10 and more.
+    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction. It
+    does not depend on this request: the oldest blocks are evicted, of any class of work. Computing them again takes
+    time, and delays the prompts that come after by D ms for each ms: `backlog` is the prefill that a pod has to compute
+    now, the mean of the pods of this model; K is explained in `congestion`. In an idle fleet D is 0, near saturation 10
+    and more.
     Copies that a pull brings count as well: a second copy of a prefix takes the space of another prefix. The prefix
     that all traffic shares counts as held: every pod needs space for it once, whichever request brings it.
     """
 
     side: ClassVar[Side] = Side.PREFILL
     reuse: NonNegativeFloat = 0.25
-    learnt: NonNegativeFloat = 0.0
     congestion: NonNegativeFloat = 0.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         request, costs_ms = placements[0].request, []
         n, shared_tokens = request.prompt_tokens, request.shared_tokens
-        reuse = self.reuse + self.learnt * request.scene.learnt_reuse
+        reuse = self.reuse
         if self.congestion:
             reuse *= 1 + self.congestion * self._delay(request.scene.congestion)
         for at in placements:
@@ -155,8 +162,6 @@ class EvictionTerm(CostTerm):
         yield Input("held here", "tokens", at.own_tokens)
         yield Input("shared", "tokens", at.request.shared_tokens)
         yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)
-        if self.learnt:
-            yield Input("learnt reuse", "requests", at.request.scene.learnt_reuse)
         if self.congestion:
             yield from congestion_inputs(at)
 
@@ -191,12 +196,8 @@ class DecodeTerm(CostTerm):
     pace: NonNegativeFloat = 0.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        weighted_tokens, costs_ms = self.weight * placements[0].request.output_tokens, []
-        for at in placements:
-            speed = at.pod.speed
-            step_ms = speed.d1_ms_per_request * at.decoding_requests
-            step_ms += speed.d2_ms_per_context_token * at.inflight.context_tokens
-            costs_ms.append(weighted_tokens * step_ms)
+        weighted_tokens = self.weight * placements[0].request.output_tokens
+        costs_ms = [weighted_tokens * at.standing.slowdown_ms for at in placements]
         if self.pace and placements[0].request.scene.congestion.busy_shares:
             return [cost_ms + self._pace_ms(at) for cost_ms, at in zip(costs_ms, placements, strict=True)]
         return costs_ms
@@ -234,17 +235,12 @@ class DecodeInterferenceTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight = self.weight
-        return [weight * at.decoding_requests * at.compute_ms for at in placements]
+        return [weight * at.standing.decoding_requests * at.compute_ms for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)
-        yield Input("requests decoding", "requests", at.decoding_requests)
+        yield Input("requests decoding", "requests", at.standing.decoding_requests)
         yield from compute_inputs(at)
-
-
-MAX_USED = 0.95
-"""A fuller pod counts as this full."""
-MAX_PRESSURE = MAX_USED / (1 - MAX_USED)
 
 
 class KvPressureTerm(CostTerm):
@@ -265,21 +261,9 @@ class KvPressureTerm(CostTerm):
     weight: NonNegativeFloat = 0.3
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        costs_ms = []
-        weight, request = self.weight, placements[0].request
+        request, weight = placements[0].request, self.weight
         needed_tokens = request.prompt_tokens + request.output_tokens
-        for at in placements:
-            pod, load, work = at.pod, at.load, at.inflight
-            if not (capacity_tokens := pod.capacity_tokens):
-                costs_ms.append(0.0)
-                continue
-            used, at_engine = load.kv_usage, load.running + load.waiting
-            if at_engine and at_engine < work.requests:
-                used *= work.requests / at_engine
-            used += work.prefill_tokens / capacity_tokens
-            pressure = used / (1 - used) if used < MAX_USED else MAX_PRESSURE
-            costs_ms.append(weight * pod.speed.c1_ms_per_token * needed_tokens * pressure)
-        return costs_ms
+        return [weight * at.pod.speed.c1_ms_per_token * needed_tokens * at.standing.kv_pressure for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         if at.pod.capacity_tokens:

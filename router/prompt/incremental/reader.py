@@ -14,10 +14,17 @@ from router.hashing import salt_seed
 from router.prompt.apis.conversion import Conversion
 from router.prompt.conversation import plain_messages
 from router.prompt.incremental import short_chats
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, CachedPrefix, PrefixCache
 from router.prompt.incremental.short_chats import ChatSample, Render
 from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons, varies
-from router.prompt.prompt_stages import FoundPrefix, OpenedPrompt, PendingEntry, PendingPrompt
+from router.prompt.pending import (
+    EMPTY_PREFIX,
+    MAX_NEW_PLAIN,
+    CachedPrefix,
+    FoundPrefix,
+    PendingPrompt,
+    PrefixCache,
+    boundaries,
+)
 from router.prompt.segments import all_cold
 from router.prompt.template import ChatTemplate
 from router.types import InferenceRequest
@@ -36,7 +43,7 @@ TextOf: TypeAlias = Callable[[Mapping[str, Any]], str | None]
 
 
 class IncrementalReader:
-    """Reads the chats of one model. Threads: `render`, `continue_chat` and `entry_of` may run in any; the other methods
+    """Reads the chats of one model. Threads: `render`, `continue_chat` and `enter` may run in any; the other methods
     run only in the event loop's."""
 
     def __init__(self, template: ChatTemplate, *, cache_bytes: int, seed: int) -> None:
@@ -66,39 +73,41 @@ class IncrementalReader:
             return None
         if len(messages) > MAX_MESSAGES:
             return None
-        found = short_chats.boundaries(messages[:-1], b"plain", self._seed ^ salt_seed(salt), short_chats.MAX_NEW_PLAIN)
+        found = boundaries(messages[:-1], b"plain", self._seed ^ salt_seed(salt), MAX_NEW_PLAIN)
         prefix = self.cache.find(found)
         return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache)
 
-    def render(self, opened: OpenedPrompt) -> PendingPrompt | None:
-        """The prompt, all of whose text must be encoded unless it is looked up; None if the whole prompt must be read.
-        Safe in any thread. `MalformedRequest` as from `SegmentCache.pieces`."""
-        found = opened.found
+    def render(self, pending: PendingPrompt) -> bool:
+        """Whether the prompt is rendered, all of whose text must be encoded unless it is looked up; else the whole
+        prompt must be read. Safe in any thread. `MalformedRequest` as from `SegmentCache.pieces`."""
+        found = pending.found
         assert found is not None
         prefix, messages = found.prefix, found.messages
         first = prefix.messages
         new = plain_messages(messages[first:] if first else messages)
         if not new:
-            return None
+            return False
         roles = prefix.roles + tuple([message.role for message in new])
         skeleton = self._skeletons.find(roles)
         if skeleton is None:
-            return None
+            return False
         if first and skeleton.prefixes[first] != prefix.skeleton:  # new messages change the old text
             prefix, first, new = EMPTY_PREFIX, 0, plain_messages(messages)
             if new is None:
-                return None
+                return False
         contents = [message.content for message in new]
         if not self._skeletons.can_fill(contents):
-            return None
+            return False
         parts = skeleton.fill(contents, first)
-        entry = None
-        if found.seen and len(new) > 1:
-            last, pieces = found.boundaries[0], opened.segments.cuts.pieces(prefix.rest + "".join(parts[:-2]))
-            known = CachedPrefix(last.messages, roles[:-1], skeleton.prefixes[last.messages], rest="".join(pieces[-1:]))
-            entry = PendingEntry(found.cache, last.digest, known, len(pieces) - 1)
         text = prefix.rest + "".join(parts)
-        return _incremental(opened, prefix, text, opened.segments.pieces(text), entry)
+        pending.prompt, pending.prefix = all_cold(text, pending.segments.pieces(text)), prefix
+        if found.seen and len(new) > 1:
+            last, known = found.boundaries[0], pending.segments.cuts.pieces(prefix.rest + "".join(parts[:-2]))
+            pending.entry = CachedPrefix(
+                last.messages, roles[:-1], skeleton.prefixes[last.messages], rest="".join(known[-1:])
+            )
+            pending.entry_pieces = len(known) - 1
+        return True
 
     def find_chat(self, request: InferenceRequest, conversion: type[Conversion] | None) -> FoundPrefix | None:
         """A long chat of any kind and its cached prefix; None if the whole prompt must be read."""
@@ -118,63 +127,55 @@ class IncrementalReader:
         if len(context) > MAX_CONTEXT_BYTES:
             return None
         stripped = [short_chats.without_cache_control(bytes(message)) for message in messages]
-        found = short_chats.boundaries(stripped, context, self._seed)
+        found = boundaries(stripped, context, self._seed)
         prefix = self.cache.find(found)
         return FoundPrefix(messages, found, prefix or EMPTY_PREFIX, prefix is not None, self.cache, key)
 
-    def continue_chat(self, opened: OpenedPrompt, text_of: TextOf) -> PendingPrompt | None:
-        """The prompt of a chat with a cached prefix; None if the whole prompt must be read. `text_of` renders the same
-        request with other fields."""
-        found = opened.found
-        fields = short_chats.with_one_tool(opened.request.prompt)
+    def continue_chat(self, pending: PendingPrompt, text_of: TextOf) -> bool:
+        """Whether the prompt of a chat with a cached prefix is rendered; else the whole prompt must be read. `text_of`
+        renders the same request with other fields."""
+        found = pending.found
+        fields = short_chats.with_one_tool(pending.request.prompt)
         if found is None or found.prefix is EMPTY_PREFIX or fields is None:
-            return None
+            return False
         prefix, messages = found.prefix, found.messages
         samples = short_chats.SAMPLES.decode(prefix.samples)
         ended = short_chats.prompt_end(_renderer(text_of, fields, found.key), samples, messages[prefix.messages :])
         if ended is None or not short_chats.continues(prefix, ended):
-            return None
+            return False
         text = prefix.rest[: len(prefix.rest) - ended.removed] + ended.added
-        pieces = opened.segments.pieces(text)
+        pieces = pending.segments.pieces(text)
+        pending.prompt, pending.prefix = all_cold(text, pieces), prefix
         at = next(boundary for boundary in found.boundaries if boundary.messages == prefix.messages)
-        entry = None
         if at is not found.boundaries[0]:
             samples = short_chats.samples_of(messages, prefix.messages, samples) or ()
-            entry = _entry(found, samples, (prefix.head, prefix.head_digest), pieces, at.digest)
-        return _incremental(opened, prefix, text, pieces, entry)
+            pending.replaced = at.digest
+            _enter(pending, samples, (prefix.head, prefix.head_digest), pieces)
+        return True
 
-    def entry_of(self, opened: OpenedPrompt, text_of: TextOf, text: str, pieces: Sequence[str]) -> PendingEntry | None:
-        """What to store of a chat that was rendered whole as `text`."""
-        found = opened.found
+    def enter(self, pending: PendingPrompt, text_of: TextOf, text: str, pieces: Sequence[str]) -> None:
+        """Set what to store of a chat that was rendered whole as `text`."""
+        found = pending.found
         if found is None or not found.key or not found.seen:
-            return None
-        fields, samples = (
-            short_chats.with_one_tool(opened.request.prompt),
-            short_chats.samples_of(found.messages, 0, ()),
-        )
+            return
+        fields = short_chats.with_one_tool(pending.request.prompt)
+        samples = short_chats.samples_of(found.messages, 0, ())
         if fields is None or not samples:
-            return None
+            return
         short = short_chats.render_samples(_renderer(text_of, fields, found.key), samples)
-        return None if short is None else _entry(found, samples, short_chats.head_of(short, text), pieces)
-
-
-def _incremental(
-    opened: OpenedPrompt, prefix: CachedPrefix, text: str, pieces: list[str], entry: PendingEntry | None
-) -> PendingPrompt:
-    lookup = all_cold(text, pieces)
-    return PendingPrompt(opened.generation, opened.seed, lookup, prefix, entry=entry, conversion=opened.conversion)
+        if short is not None:
+            _enter(pending, samples, short_chats.head_of(short, text), pieces)
 
 
 def _renderer(text_of: TextOf, fields: Mapping[str, Any], key: str) -> Render:
     return lambda messages: text_of({**fields, key: list(messages)})
 
 
-def _entry(
-    found: FoundPrefix, samples: Sequence[ChatSample], head: tuple[int, int], pieces: Sequence[str], replaced: int = 0
-) -> PendingEntry | None:
-    """What to store of a whole chat, of which `pieces` follow its cached prefix; None without samples."""
-    if not samples:
-        return None
-    encoded, rest = msgspec.msgpack.encode(samples), "".join(pieces[-1:])
-    known = CachedPrefix(len(found.messages), samples=encoded, head=head[0], head_digest=head[1], rest=rest)
-    return PendingEntry(found.cache, found.boundaries[0].digest, known, len(pieces) - 1, replaced)
+def _enter(pending: PendingPrompt, samples: Sequence[ChatSample], head: tuple[int, int], pieces: Sequence[str]) -> None:
+    """Set what to store of a whole chat, of which `pieces` follow its cached prefix; nothing without samples."""
+    if samples and pending.found is not None:
+        encoded, rest = msgspec.msgpack.encode(samples), "".join(pieces[-1:])
+        pending.entry = CachedPrefix(
+            len(pending.found.messages), samples=encoded, head=head[0], head_digest=head[1], rest=rest
+        )
+        pending.entry_pieces = len(pieces) - 1

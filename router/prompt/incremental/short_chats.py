@@ -22,8 +22,8 @@ import xxhash
 
 from router.errors import MalformedRequest
 from router.prompt.conversation import BILLING_HEADER, Unrenderable, with_decoded_messages
-from router.prompt.incremental.prefix_cache import Boundary, CachedPrefix
 from router.prompt.json_floats import short_float
+from router.prompt.pending import CachedPrefix, Raw
 
 FIRST_MESSAGES = 2
 LAST_MESSAGES = 8
@@ -33,17 +33,11 @@ MAX_SAMPLES = 24
 MAX_SAMPLE_BYTES, MAX_TOOL_BYTES = 32 * 1024, 16 * 1024
 """Maximum size of all samples together, and of the tool."""
 TEXT_CHARACTERS = 64
-MAX_NEW_MESSAGES = 24
-"""Boundaries that are looked up per chat: one step of an agent may have several calls."""
-MAX_NEW_PLAIN = 3
-"""The same for chats of roles and texts: a turn usually adds two messages."""
 MAX_REMOVED = 256
 """Maximum characters at the end of the known text that new messages replace: what starts the model's turn."""
 
 Render: TypeAlias = Callable[[Sequence[Any]], str | None]
 """The prompt of a chat with these messages and the other fields of the request; None if it cannot be rendered."""
-
-Raw: TypeAlias = msgspec.Raw | bytes
 
 _MARKS = (
     *(b'"user"', b'"assistant"', b'"system"', b'"developer"', b'"tool"', b'"text"', b'"tool_calls"'),
@@ -122,21 +116,6 @@ def _with_short_texts(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _with_short_texts(inner) for name, inner in value.items()}
     return [_with_short_texts(inner) for inner in value] if isinstance(value, list) else value
-
-
-def boundaries(messages: Sequence[Raw], context: bytes, seed: int, max_new: int = MAX_NEW_MESSAGES) -> list[Boundary]:
-    """The last boundaries of a chat, its end first. `context`: all else that the prompt depends on.
-
-    Digests are XXH3-128 with a secret `seed`: a client that does not know it cannot make two chats that share one, and
-    would gain only a wrong guess of what is cached."""
-    digest = xxhash.xxh3_128(context, seed=seed & (2**64 - 1))
-    first = max(len(messages) - max_new, 1)
-    found = []
-    for number, message in enumerate(messages, 1):
-        digest.update(message)  # a JSON object, which shows where it ends
-        if number >= first:
-            found.append(Boundary(number, digest.intdigest()))
-    return found[::-1]
 
 
 def context_of(prompt: Mapping[str, Any], key: str, names: Sequence[str], drops_billing: bool) -> bytes:

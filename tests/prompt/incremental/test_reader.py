@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX
+from router.prompt.pending import EMPTY_PREFIX
 from router.prompt.segments import Lookup
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer

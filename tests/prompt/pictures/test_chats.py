@@ -21,9 +21,7 @@ from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import MAX_KEYS, TOKENS
-from router.prompt.pictures.learnt import LearntPictures
-from router.prompt.pictures.picture_reader import PictureIdentities, PictureReader
-from router.prompt.pictures.qwen_vl import PLACEHOLDER, PictureSizes
+from router.prompt.pictures.picture_reader import PLACEHOLDER, PictureIdentities, PictureReader, PictureSizes
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
@@ -207,29 +205,6 @@ def test_a_clients_placeholder_ends_the_exact_prompt(tokenizer: Tokenizer, make_
     assert prefix.media_tokens == 2 * TOKENS
     pad = tokenizer.encode(PLACEHOLDER)[0]
     assert len(prefix.hashes) == list(prefix.tokens).index(pad) // BLOCK
-
-
-def test_learnt_pictures_have_the_tokens_of_the_engine(tokenizer: Tokenizer, make_request: Make) -> None:
-    """At every place of every prompt; until they are learnt, the exact prompt ends in front of them."""
-    learnt = LearntPictures()
-    pad, begin, end = (tokenizer.encode(mark)[0] for mark in MARKS[:3])
-    template = ChatTemplate(tokenizer, TEMPLATE, pictures=PictureReader(learnt, pad))
-    fingerprinter = Fingerprinter(tokenizer, template, Generation(model="m", block_size_tokens=BLOCK))
-    alone = make_request(messages=chat(picture(1)))
-    request = make_request(messages=chat(picture(1), text("a"), picture(1)))
-    ours = read(fingerprinter, alone)
-    assert (ours.media_tokens, list(ours.tokens).count(pad)) == (TOKENS, 1)
-    assert read(fingerprinter, request).media_tokens == 2 * TOKENS
-    wanted = learnt.next_wanted()
-    assert wanted is not None and (wanted.weights, wanted.base64) == ("./weights", data_url(1).partition(",")[2])
-    put, at = [begin, pad, pad, end, pad, pad, end], list(ours.tokens).index(pad)
-    learnt.learn(wanted, ours.tokens, [*ours.tokens[:at], *put, *ours.tokens[at + 1 :]], pad)
-    prefix = read(fingerprinter, request)
-    assert (prefix.media_tokens, [one.token_count for one in prefix.pictures]) == (0, [len(put)] * 2)
-    assert list(prefix.hashes) == as_announced(fingerprinter, prefix, [wanted.identifier] * 2)
-    for one in prefix.pictures:
-        assert one.end_token is not None
-        assert list(prefix.tokens[one.end_token - len(put) : one.end_token]) == put
 
 
 @pytest.mark.parametrize("options", [{"mm_processor_kwargs": {"max_pixels": 9}}, {"media_io_kwargs": {"image": {}}}])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from router.prompt.pictures.header import PictureHeader, read_header
+from router.prompt.pictures.vllm_identifier import PictureHeader, read_header
 
 FORMATS = {
     "PNG": ("RGB", "RGBA", "L", "LA", "P", "1", "I;16"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.pictures.qwen_vl import PictureSizes, read_sizes
+from router.prompt.pictures.picture_reader import PictureSizes, read_sizes
 
 QWEN2 = {"image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056}
 QWEN3 = {

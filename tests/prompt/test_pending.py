@@ -6,8 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.incremental.prefix_cache import EMPTY_PREFIX, Boundary, CachedPrefix, PrefixCache
-from router.prompt.incremental.short_chats import MAX_NEW_PLAIN, boundaries
+from router.prompt.pending import EMPTY_PREFIX, MAX_NEW_PLAIN, Boundary, CachedPrefix, PrefixCache, boundaries
 
 
 def cache_of(max_bytes: int = 100_000) -> PrefixCache:
