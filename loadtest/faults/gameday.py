@@ -342,7 +342,7 @@ async def prometheus(admin_url: str, factor: float, folder: Path) -> AsyncIterat
 
 
 class _Snapshot(msgspec.Struct):
-    notices: list[dict[str, str]]
+    notices: list[dict[str, Any]]
 
 
 async def follow_page(admin_url: str, shown: Sightings) -> None:
