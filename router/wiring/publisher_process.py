@@ -18,6 +18,7 @@ from router.config.index_schema import LmcacheServers, MooncakeStore, StoreConfi
 from router.config.load import ENGINE_TOKENIZER
 from router.config.pod_schema import PodConfig, default_id
 from router.config.schema import ModelConfig, RouterConfig
+from router.config.tokenizer_files import load_tokenizer
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import OWNERS
 from router.errors import ConfigError
@@ -29,6 +30,7 @@ from router.feeds.supervise import running
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import UpstreamPools
+from router.frontends.prompts import source_of
 from router.index.holders import ALL_PODS, HolderFacts
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import Listing, MooncakeSource
@@ -39,8 +41,6 @@ from router.stores.redis_connection import connect
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState
 from router.wiring.pod_sources import PodSources
-from router.wiring.prompts import source_of
-from router.wiring.tokenizer_files import load_tokenizer
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ _NO_SPEED = PodSpeed(0.0, 0.0, 0.0)
 """A publisher prices no plans."""
 
 
-class Agent:
+class PublisherProcess:
     """The publisher process. `app` is its HTTP application, whose lifespan starts and stops everything else."""
 
     def __init__(self, config: RouterConfig, generations: Mapping[str, Generation]) -> None:

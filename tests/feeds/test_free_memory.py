@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from router.wiring.malloc_tuning import RELEASE_BYTES, release_loop
+from router.feeds.process_memory import RELEASE_BYTES, release_loop
 
 pytestmark = [
     pytest.mark.anyio,
@@ -18,7 +18,7 @@ pytestmark = [
 
 SCRIPT = """
 import sys
-from router.wiring.malloc_tuning import release_free_memory, tune_malloc
+from router.feeds.process_memory import release_free_memory, tune_malloc
 
 if "tuned" in sys.argv:
     tune_malloc()

@@ -10,13 +10,13 @@ from router.config.models import all_priors, load_link_classes, with_model_folde
 from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_classes
 from router.config.router_file import MistakeList, check_names, check_references
 from router.config.schema import ModelConfig, RouterConfig
+from router.config.tokenizer_files import TokenizerSource, is_local, load_tokenizer
 from router.engines.forwarded_paths import api_end
 from router.errors import ConfigError
+from router.frontends.prompts import harmony
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
 from router.stores.redis_connection import read_credentials
-from router.wiring.prompts import harmony
-from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer
 
 
 def check_router(path: Path, policies: Path, *, offline: bool, files: bool = True) -> tuple[RouterConfig, PolicySet]:

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer as Backend
 
 from router.config.schema import ModelConfig
 from router.errors import ConfigError
+from router.frontends.prompts import chat_template, picture_reader
 from router.prompt.pictures.picture_reader import PLACEHOLDER
 from router.prompt.tokenizer import Tokenizer
-from router.wiring.prompts import chat_template, picture_reader
 from tests.prompt.conftest import ZOO
 
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "max_pixels": 12845056}

@@ -1,12 +1,17 @@
-"""Loads certificates and keys from PEM files, for the listener and for pods, and finds what is wrong with them."""
+"""Reads certificates, private keys and bearer tokens from files, again when these change.
+
+Certificates are those of the listener and of connections to pods; what is wrong with them is found before they are
+used. Keys that the router presents to pods are in `pod_keys.py`.
+"""
 
 from __future__ import annotations
 
+import hmac
 import ssl
 from functools import cache, partial
 
 from router.config.load import read_named
-from router.config.schema import ListenTls
+from router.config.schema import AdminListen, ListenTls
 from router.config.watched_file import StaleFile, WatchedFile, watched
 from router.errors import ConfigError
 from router.types import PodTls
@@ -129,3 +134,32 @@ def tls_of(files: PodTls) -> WatchedFile[ssl.SSLContext]:
     """The context of these files, shared by all connections to pods that use them."""
     event = "TLS files for pods not readable; the last ones stay in use"
     return watched(partial(read_tls, files), files.ca_file, files.cert_file, files.key_file, event=event)
+
+
+# --- bearer tokens ---
+
+
+class BearerFile:
+    """The tokens in a file, one a line: with two of them, a token is rotated without a gap. A file that becomes
+    unreadable accepts no token. Raises `ConfigError` if it has none at first. `key` is the file's in router.yaml."""
+
+    def __init__(self, path: str, key: str) -> None:
+        self._file = watched(partial(_read_tokens, path, key), path, event="bearer tokens cannot be read")
+        self._file.current()
+
+    def accepts(self, token: bytes) -> bool:
+        """Whether the file contains this token. Compares in constant time."""
+        tokens = self._file.current()
+        return not self._file.error and any(hmac.compare_digest(token, known) for known in tokens)
+
+
+def _read_tokens(path: str, key: str) -> list[bytes]:
+    tokens = list(filter(None, map(bytes.strip, read_named(key, path).splitlines())))
+    if not tokens:
+        raise ConfigError(f"{key}: {path} contains no token; write one on a line of its own")
+    return tokens
+
+
+def admin_tokens(listen: AdminListen) -> BearerFile | None:
+    """The tokens that the admin listener accepts; None if it needs none. Raises `ConfigError`."""
+    return BearerFile(listen.bearer_file, "admin.bearer_file") if listen.bearer_file else None

@@ -14,6 +14,7 @@ from router.config.load import ENGINE_TOKENIZER
 from router.config.models import MAX_NAME_CHARACTERS, ModelNames
 from router.config.router_file import MistakeList
 from router.config.schema import ModelConfig, RouterConfig
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer, read_processor
 from router.errors import MalformedRequest
 from router.frontends.http.upstream import UpstreamPool
 from router.frontends.prompt_readers import (
@@ -33,7 +34,6 @@ from router.prompt.pictures.picture_reader import PLACEHOLDER, PictureReader, re
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer, read_processor
 
 log = structlog.get_logger()
 
