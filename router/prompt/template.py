@@ -19,13 +19,13 @@ from router.prompt.conversation import (
     UnreadReason,
     Unrenderable,
     normal_messages,
+    normal_tools,
     without_developer,
 )
 from router.prompt.media import MediaText, media_parts, text_with_pictures, with_media_parts
 from router.prompt.pictures.picture_reader import Picture, PictureIdentities, PictureReader
 from router.prompt.sandbox import compile_template, parse_template, render_template
 from router.prompt.tokenizer import Tokenizer
-from router.prompt.tools import normal_tools
 
 _NO_VARIABLES = frozenset(
     {"chat_template", "conversation", "conversations", "messages", "tokenize", "padding", "truncation", "max_length"}

@@ -20,11 +20,11 @@ from router.prompt.conversation import (
     TemplateMessages,
     UnreadReason,
     Unrenderable,
+    argument_characters,
     plain_messages,
     with_decoded_messages,
 )
 from router.prompt.media import media_parts
-from router.prompt.tools import argument_characters
 
 _ROLES = frozenset({"system", "assistant", "tool", "function", "developer", "latest_reminder", "root"})
 _OPTIONAL = ("tool_call_id", "name", "reasoning_content")
