@@ -13,6 +13,7 @@ from router.admission.quotas import Quotas
 from router.admission.tenant import Slo
 from router.config.edge_schema import Edge
 from router.config.index_schema import Index
+from router.config.log_schema import UsageFile
 from router.config.model_names import slo_lookup
 from router.config.policy_files import load_classes
 from router.config.schema import AdmissionConfig, Limits, ModelConfig, RouterConfig
@@ -25,7 +26,10 @@ from router.observe.ended import EndedRequest
 from router.observe.fast_metrics import Labelled
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
+from router.observe.receipt_lines import ReceiptWriter
 from router.observe.recent_decisions import RecentDecisions
+from router.observe.shadow_caches import ShadowCaches
+from router.observe.used_tokens import UsageWriter
 from router.phases import Phases
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -62,21 +66,26 @@ class WatchedStore(LocalStore):
         super().__init__()
         self.pending: set[Prediction] = set()
         """Neither confirmed nor withdrawn."""
+        self.fates: list[tuple[str, PodId, int]] = []
+        """What became of each prediction: the pod, and its blocks."""
         self.capacities_blocks: list[int | None] = []
         """The capacities of all predictions."""
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         prediction = super().predict(pod, prefix, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
         self.pending.add(prediction)
+        self.fates.append(("made", pod, len(prefix.hashes)))
         self.capacities_blocks.append(capacity_blocks)
         return prediction
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         super().confirm(prediction, now_s)
+        self.fates.append(("confirmed", prediction.pod, len(prediction.hashes)))
         self.pending.discard(prediction)
 
     def withdraw(self, prediction: Prediction) -> None:
         super().withdraw(prediction)
+        self.fates.append(("withdrawn", prediction.pod, len(prediction.hashes)))
         self.pending.discard(prediction)
 
 
@@ -92,7 +101,9 @@ class CoreOfPods:
         clock: Clock = SYSTEM_CLOCK,
         admission: AdmissionConfig | None = None,
         slo: Slo | None = None,
+        records_all: bool = False,
     ) -> None:
+        """`records_all`: receipts, usage and shadow caches, too."""
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), WatchedStore(), Metrics()
         self.publishes_events = True
         self.clock = clock
@@ -106,7 +117,14 @@ class CoreOfPods:
         self.facts: Mapping[str, Any] | None = {}
         self.policy = "cost_aware"
         self.log_lines: list[str] = []
-        self.recent = RecentDecisions()
+        self.receipt_lines: list[bytes] = []
+        self.usage_lines: list[bytes] = []
+        writer, usage, self.shadows = None, None, None
+        if records_all:
+            writer = ReceiptWriter(self.receipt_lines.append)
+            usage = UsageWriter("process", self.usage_lines.append)
+            self.shadows = ShadowCaches(self.metrics, lambda _pod: 2)
+        self.recent = RecentDecisions(writer=writer)
         self.state = FleetState(
             fleet=self.fleet,
             ledger=self.ledger,
@@ -120,11 +138,13 @@ class CoreOfPods:
             limits=Limits(retries=retries),
             admission=admission,
             models=(ModelConfig(name="m", slo=slo),),
+            usage=UsageFile(file="usage.jsonl" if records_all else None),
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
         self.ended: list[EndedRequest] = []
         self.quotas = Quotas()
-        recording = observers(self.metrics, self.recent, RequestLog("json", write=self.log_lines.append))
+        log = RequestLog("json", write=self.log_lines.append)
+        recording = observers(self.metrics, self.recent, log, usage, self.shadows)
         recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES), slo_lookup(self.config))
         settings = core_settings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from router.admission.tenant import OPEN_TENANT, Tenant
@@ -127,7 +128,7 @@ class MemoryFront:
     def __init__(
         self, core: Core, reader: RequestReader, tokens: Callable[[InferenceRequest], PromptPrefix | None]
     ) -> None:
-        self._core, self._reader, self._tokens = core, reader, tokens
+        self._core, self._reader, self._tokens, self._numbers = core, reader, tokens, count(1)
         self.waiting: list[ModelQueue] = []
         if core.queues is not None:
             core.queues.on_change = self.waiting.append
@@ -138,7 +139,7 @@ class MemoryFront:
         """Take one request, and send it to a pod unless it is refused or waits. `stored`: the response that its path
         names; `head`: other fields of a `Head`."""
         exchange, endpoint = MemoryExchange(self._core), endpoint_of(path)
-        endings, request_id = self._core.requests.endings, f"req-{id(exchange)}"
+        endings, request_id = self._core.requests.endings, f"req-{next(self._numbers)}"
         try:
             request = self._reader.read(endpoint, {}, body, request_id, tenant, stored.model if stored else "")
         except RouterError as error:
