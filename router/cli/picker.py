@@ -19,7 +19,7 @@ from router.config.load import shipped
 from router.config.priors import all_priors
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
-from router.config.startup_files import StartupFiles
+from router.config.watched_file import StartupFiles
 from router.errors import ConfigError
 from router.observe.log import configure_logging
 

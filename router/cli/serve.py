@@ -20,7 +20,7 @@ from router.config.load import shipped, validate_options
 from router.config.priors import without_cost
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
-from router.config.startup_files import StartupFiles
+from router.config.watched_file import StartupFiles
 from router.observe.log import configure_logging
 
 log = structlog.get_logger()

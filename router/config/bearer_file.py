@@ -7,7 +7,7 @@ from functools import partial
 
 from router.config.listen_schema import AdminListen
 from router.config.load import read_named
-from router.config.reloaded import Reloaded
+from router.config.watched_file import watched
 from router.errors import ConfigError
 
 
@@ -16,7 +16,7 @@ class BearerFile:
     unreadable accepts no token. Raises `ConfigError` if it has none at first. `key` is the file's in router.yaml."""
 
     def __init__(self, path: str, key: str) -> None:
-        self._file = Reloaded(partial(_read_tokens, path, key), path, event="bearer tokens cannot be read")
+        self._file = watched(partial(_read_tokens, path, key), path, event="bearer tokens cannot be read")
         self._file.current()
 
     def accepts(self, token: bytes) -> bool:

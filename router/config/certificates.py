@@ -7,8 +7,7 @@ from functools import cache, partial
 
 from router.config.listen_schema import ListenTls
 from router.config.load import read_named
-from router.config.reloaded import Reloaded
-from router.config.startup_files import StaleFile
+from router.config.watched_file import StaleFile, WatchedFile, watched
 from router.errors import ConfigError
 from router.types import PodTls
 
@@ -84,7 +83,7 @@ class ListenCertificate:
         self.context.set_alpn_protocols(["http/1.1"])
         self._files = files
         event = "certificate of the listener not usable; the last one stays in use"
-        self._loaded = Reloaded(self._load, files.cert_file, files.key_file, event=event)
+        self._loaded = watched(self._load, files.cert_file, files.key_file, event=event)
         self.refresh()
 
     def refresh(self) -> None:
@@ -126,7 +125,7 @@ def check_authority(ca_file: str) -> None:
 
 
 @cache
-def tls_of(files: PodTls) -> Reloaded[ssl.SSLContext]:
+def tls_of(files: PodTls) -> WatchedFile[ssl.SSLContext]:
     """The context of these files, shared by all connections to pods that use them."""
     event = "TLS files for pods not readable; the last ones stay in use"
-    return Reloaded(partial(read_tls, files), files.ca_file, files.cert_file, files.key_file, event=event)
+    return watched(partial(read_tls, files), files.ca_file, files.cert_file, files.key_file, event=event)

@@ -14,7 +14,7 @@ from math import inf
 
 from router.config.load import read_named
 from router.config.mistakes import is_file_name, unshown
-from router.config.reloaded import Reloaded
+from router.config.watched_file import watched
 from router.errors import ConfigError
 
 CHECK_INTERVAL_S = 1.0
@@ -39,7 +39,7 @@ class PodKeyFile:
 
     def __init__(self, path: str) -> None:
         event = "key for pods not readable; the last one stays in use"
-        self._file = Reloaded(partial(read_key, path), path, event=event, first="")
+        self._file = watched(partial(read_key, path), path, event=event, first="")
         self._key = ""
         self._checked_at_s = -inf
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from router.config.load import Document, load, plain, read_document, shipped, validate
 from router.config.mistakes import nearest
-from router.config.reloaded import stamp_of
+from router.config.watched_file import stamp_of
 from router.errors import ConfigError
 from router.policy.classes import ClassRules
 from router.policy.policy_set import PolicySet, policy_set

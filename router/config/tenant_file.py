@@ -17,6 +17,7 @@ the key itself.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
 import time
@@ -26,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import structlog
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from router.addresses import split_url, url_host
@@ -35,8 +37,10 @@ from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, SloKey, Tenant, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, is_file_name, nearest
-from router.config.reloaded import stamp_of, stamps_of
+from router.config.watched_file import Sleep, WatchedFile, stamp_of, stamps_of
 from router.errors import ConfigError
+
+log = structlog.get_logger()
 
 MAX_KEYS = 1_000_000
 LINES_AT_ONCE = 1000
@@ -176,6 +180,27 @@ class TenantFile:
     def stamp(self) -> object:
         """A value that changes with any of these files. A missing one has a value, too."""
         return stamps_of(self.path, *self._key_files)
+
+
+TENANTS_INTERVAL_S, TENANTS_STEADY_S = 0.25, 0.1
+"""Time between checks of the files, so that a revoked key stops within a second, and how long they must be steady."""
+
+
+def watched_tenants(path: Path, sleep: Sleep = asyncio.sleep) -> WatchedFile[Tenants]:
+    """The tenants in this file, which is valid now. If anything in it becomes wrong, the last valid ones stay. Raises
+    `ConfigError`."""
+    file = TenantFile(path)
+    found = WatchedFile(
+        file.read,
+        file.stamp,
+        read_stamp=lambda: file.read_stamp,
+        event="invalid tenants; the last valid ones stay current",
+        on_read=lambda read: log.info("tenants reloaded", tenants=len(read.by_name), keys=len(read.grants)),
+        steady_s=TENANTS_STEADY_S,
+        sleep=sleep,
+    )
+    found.current()
+    return found
 
 
 class _KeyReader:

@@ -18,16 +18,15 @@ from pathlib import Path
 import structlog
 
 from router.config.policy_files import PolicyFolder
-from router.config.reloaded import is_steady
-from router.errors import ConfigError
+from router.config.watched_file import Sleep, WatchedFile
 from router.observe.changes import Changes
 from router.observe.declared import of_decisions
 from router.observe.metrics import Metrics
 from router.policy.policy_set import PolicySet
 from router.policy.review import Review
 
-INTERVAL_S, STEADY_S = 0.5, 0.2
-"""Time between checks, and how long files must be unchanged before they are read: an editor may still be writing."""
+INTERVAL_S = 0.5
+"""Time between checks."""
 
 ReviewChange = Callable[[PolicySet, PolicySet], Awaitable[Review | None]]
 """Maps (old set, new set) to the decisions that differ; None if unknown."""
@@ -58,30 +57,36 @@ class PolicyFeed:
         folder: PolicyFolder,
         metrics: Metrics,
         review: ReviewChange | None = None,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Sleep = asyncio.sleep,
         changes: Changes | None = None,
     ) -> None:
         self._folder = folder
         self._metrics = metrics
         self._review = review
-        self._sleep = sleep
         self._changes = changes or Changes()
-        self._stamp = folder.stamp()
+        self._files = WatchedFile(folder.read, folder.stamp, sleep=sleep)
         self._reload_lock = asyncio.Lock()
-        self.error = ""
-        """Why the current files are not active; empty if they are."""
-        self.refused_since_s: float | None = None
-        """Unix time since when they are not."""
         self.last_reload: Reload | None = None
         """Since the start of this process."""
-        self._activate(folder.read())
+        self._files.current()
+        self._count_active()
 
     @property
     def folder(self) -> Path:
         return self._folder.folder
 
     def current(self) -> PolicySet:
-        return self._policies
+        return self._files.value
+
+    @property
+    def error(self) -> str:
+        """Why the current files are not active; empty if they are."""
+        return self._files.error
+
+    @property
+    def refused_since_s(self) -> float | None:
+        """Unix time since when they are not."""
+        return self._files.failed_since_s
 
     async def run(self) -> None:
         hangup = asyncio.Event()
@@ -98,9 +103,8 @@ class PolicyFeed:
                 await self.check_files()
 
     async def check_files(self) -> None:
-        """Reload if the files have changed and are unchanged for `STEADY_S`."""
-        seen = await asyncio.to_thread(self._folder.stamp)
-        if seen != self._stamp and await is_steady(self._folder.stamp, seen, STEADY_S, self._sleep):
+        """Reload if the files have changed and are steady."""
+        if await self._files.is_due():
             await self.reload()
 
     async def reload(self) -> Reload:
@@ -110,16 +114,13 @@ class PolicyFeed:
             return self.last_reload
 
     async def _reload(self) -> Reload:
-        self._stamp = await asyncio.to_thread(self._folder.stamp)
-        try:
-            new = await asyncio.to_thread(self._folder.read)
-        except ConfigError as error:
-            return self._refuse(str(error))
-        except Exception as error:  # a bug in the router must not stop the feed
-            log.exception("reading policies failed")
-            return self._refuse(repr(error))
-        old, changed = self._policies, new.version != self._policies.version
-        self._activate(new)
+        old = self.current()
+        await self._files.reload()
+        if self.error:
+            return self._refuse()
+        new = self.current()
+        changed = new.version != old.version
+        self._count_active()
         self._metrics[of_decisions.POLICY_RELOADS].labels("ok").inc()
         found = await self._reviewed(old, new) if changed else None
         self._metrics[of_decisions.POLICY_RELOAD_TTFT].set(found.ttft_ratio if found else 1.0)
@@ -137,18 +138,17 @@ class PolicyFeed:
             log.exception("policy impact review failed")
             return None
 
-    def _activate(self, policies: PolicySet) -> None:
-        self._policies, self.error, self.refused_since_s = policies, "", None
+    def _count_active(self) -> None:
+        policies = self.current()
         self._metrics[of_decisions.POLICY_RELOAD_FAILED].set(0)
         self._metrics.observe_policies(policies.version, {one.name: one.version for one in policies.active})
 
-    def _refuse(self, error: str) -> Reload:
-        self.error = error
-        self.refused_since_s = self.refused_since_s or time.time()
+    def _refuse(self) -> Reload:
+        version, error = self.current().version, self.error
         self._metrics[of_decisions.POLICY_RELOAD_FAILED].set(1)
         self._metrics[of_decisions.POLICY_RELOADS].labels("refused").inc()
-        log.error("invalid policies; last valid set stays active", version=self._policies.version, error=error)
-        return Reload(self._policies.version, error=error)
+        log.error("invalid policies; last valid set stays active", version=version, error=error)
+        return Reload(version, error=error)
 
 
 def _different(old: PolicySet, new: PolicySet) -> str:

@@ -23,15 +23,14 @@ from router.config.model_names import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
-from router.config.startup_files import StaleFile, StartupFiles
-from router.config.tenant_file import TenantFile
+from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
+from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.matching_log import untested
 from router.feeds.policy_feed import PolicyFeed
 from router.feeds.ring_feed import RingFeed
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
-from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.frontends.admin.admin import PREVIEWED_TENANT, AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminEdge
@@ -138,9 +137,10 @@ class Program:
         )
         self.tracing = build_tracing(config.tracing)
         self._edge = self._build_edge()
-        self._tenants = TenantFeed(TenantFile(Path(config.tenants))) if config.tenants else None
+        self._tenants = watched_tenants(Path(config.tenants)) if config.tenants else None
         jwts = JwtVerifier()
-        grants = self._tenants.current if self._tenants else None
+        tenants = self._tenants
+        grants = (lambda: tenants.value) if tenants else None
         self._gate = AdmissionGate(grants, config.edge.control_paths, jwts)
         failing = self.metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
         self._signing_keys = SigningKeyFeed(grants, jwts, self._pools.get_url, failing) if grants else None
@@ -269,7 +269,7 @@ class Program:
         return {
             "models": [model.name for model in self._config.models],
             "unlisted_models": self._config.unlisted_models,
-            "tenants": len(self._tenants.current().by_name) if self._tenants else "not configured: serves every client",
+            "tenants": len(self._tenants.value.by_name) if self._tenants else "not configured: serves every client",
             "pods": len(self.fleet.snapshot.pods),
             "policies": [policy.name for policy in self.policies.current().active],
         }
@@ -303,7 +303,7 @@ class Program:
         if self.certificate:
             feeds["certificate"] = partial(self._renew, self.certificate)
         if self._tenants:
-            feeds["tenants"] = self._tenants.run
+            feeds["tenants"] = partial(self._tenants.follow, TENANTS_INTERVAL_S)
         if self._signing_keys:
             feeds["signing keys"] = self._signing_keys.run
         return feeds

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from router.config.policy_files import PolicyFolder
-from router.config.startup_files import StaleFile
+from router.config.watched_file import StaleFile
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.pod_problems import log_changes
 from router.feeds.policy_feed import PolicyFeed

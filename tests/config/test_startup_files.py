@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.config.schema import ModelConfig, RouterConfig
-from router.config.startup_files import GONE, RESTART, StartupFiles
+from router.config.watched_file import GONE, RESTART, StartupFiles
 
 
 @pytest.fixture

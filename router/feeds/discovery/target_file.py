@@ -7,10 +7,9 @@ replaces. A file that is missing or wrong changes nothing: its last pods stay in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from pydantic import ValidationError
 
@@ -18,51 +17,34 @@ from router.config.discovery_schema import TargetFile, TargetGroup
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
 from router.config.pod_schema import PodConfig
-from router.config.reloaded import is_steady, stamp_of
+from router.config.watched_file import Sleep, WatchedFile, stamp_of
 from router.errors import ConfigError
 from router.feeds.discovery.kube_facts import label_facts
 from router.feeds.discovery.membership import ListedPod
 from router.feeds.discovery.pod_facts import Facts, pod_at
 from router.feeds.discovery.source_status import SourceStatus
 
-INTERVAL_S, STEADY_S = 1.0, 0.2
-"""Time between checks, and how long the file must be unchanged before it is read: it may still be written."""
+INTERVAL_S = 1.0
+"""Time between checks."""
 MAX_FILE_BYTES = 1024 * 1024
-_UNREAD: Final = object()
 
 
 class FilePods:
-    def __init__(
-        self, entry: TargetFile, status: SourceStatus, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    ) -> None:
-        self._entry = entry
-        self._stamp = partial(stamp_of, entry.path)
+    def __init__(self, entry: TargetFile, status: SourceStatus, sleep: Sleep = asyncio.sleep) -> None:
+        self._file = WatchedFile(partial(read_targets, entry), partial(stamp_of, entry.path), sleep=sleep)
         self.status = status
         self._sleep = sleep
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:
-        read: object = _UNREAD
         while True:
-            stamp = await asyncio.to_thread(self._stamp)
-            if stamp == read:
-                if not self.status.error:
-                    self.status.confirm()
-            elif read is _UNREAD or await is_steady(self._stamp, stamp, STEADY_S, self._sleep):
-                read = stamp
-                pods = await self._read()
-                if pods is not None:
-                    yield pods
+            is_read, error = await self._file.check(), self._file.error
+            if not error:
+                self.status.confirm()
+            elif is_read:
+                self.status.fail(error)
+            if is_read and not error:
+                yield self._file.value
             await self._sleep(INTERVAL_S)
-
-    async def _read(self) -> list[ListedPod] | None:
-        """The pods; None if the file is wrong."""
-        try:
-            pods = await asyncio.to_thread(read_targets, self._entry)
-        except ConfigError as error:
-            self.status.fail(str(error))
-            return None
-        self.status.confirm()
-        return pods
 
 
 def read_targets(entry: TargetFile) -> list[ListedPod]:

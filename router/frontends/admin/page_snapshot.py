@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from router.config.startup_files import StaleFile
+from router.config.watched_file import StaleFile
 from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.admission.keys import Tenants
+from router.config.watched_file import WatchedFile
 from router.feeds.discovery.source_status import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.feeds.tenant_feed import TenantFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
@@ -109,7 +110,7 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
 
 
 def describe_readiness(
-    fleet: Fleet, feed: PolicyFeed, tenants: TenantFeed | None = None, *, is_stopping: bool
+    fleet: Fleet, feed: PolicyFeed, tenants: WatchedFile[Tenants] | None = None, *, is_stopping: bool
 ) -> tuple[bool, dict[str, Any]]:
     """Whether the router is ready, and the answer of `/readyz`."""
     states = [status.state.value for status in fleet.snapshot.pods]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from router.config.reloaded import Reloaded
+from router.config.watched_file import stamp_of, stamps_of, watched
 from router.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_it_is_read_only_when_the_file_changes(file: Path) -> None:
     source = Source()
-    value = Reloaded(source.read, str(file), None, event="not readable")
+    value = watched(source.read, str(file), None, event="not readable")
     assert [value.current(), value.current()] == [1, 1]
     file.write_text("another")
     assert value.current() == 2
@@ -43,7 +44,7 @@ def test_it_is_read_only_when_the_file_changes(file: Path) -> None:
 def test_the_last_value_stays_and_each_problem_is_logged_once(file: Path) -> None:
     """It is read again without a change of the file: what was wrong may not have been the file."""
     source = Source()
-    value = Reloaded(source.read, str(file), event="not readable")
+    value = watched(source.read, str(file), event="not readable")
     value.current()
     file.write_text("another")
     with capture_logs() as lines:
@@ -58,5 +59,26 @@ def test_a_file_that_was_never_readable_is_an_error_or_the_first_value(file: Pat
     source = Source()
     source.problem = "wrong"
     with pytest.raises(ConfigError):
-        Reloaded(source.read, str(file), event="not readable").current()
-    assert Reloaded(source.read, str(file), event="not readable", first=0).current() == 0
+        watched(source.read, str(file), event="not readable").current()
+    assert watched(source.read, str(file), event="not readable", first=0).current() == 0
+
+
+def test_every_change_of_a_file_or_of_a_links_target_changes_the_stamp(tmp_path: Path) -> None:
+    """Also one of equal size that keeps the time of the last change, as `cp -p` does."""
+    file, other, link = tmp_path / "a", tmp_path / "b", tmp_path / "link"
+    file.write_text("one")
+    other.write_text("two")
+    link.symlink_to(file)
+    seen = [stamp_of(link), stamp_of(link)]
+    link.unlink()
+    link.symlink_to(other)
+    os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+    seen.append(stamp_of(link))
+    other.write_text("more")
+    seen.append(stamp_of(link))
+    assert seen[0] == seen[1] and len(set(seen)) == 3
+
+
+def test_a_file_that_is_missing_or_not_named_has_none(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert stamps_of(str(tmp_path / "a"), tmp_path / "b", None, "") == (stamp_of(tmp_path / "a"), None, None, None)

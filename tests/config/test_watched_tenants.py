@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from router.config.tenant_file import TenantFile
+from router.admission.keys import Tenants
+from router.config.tenant_file import TENANTS_INTERVAL_S, TENANTS_STEADY_S, watched_tenants
+from router.config.watched_file import WatchedFile
 from router.errors import ConfigError
-from router.feeds.tenant_feed import INTERVAL_S, STEADY_S, TenantFeed
 
 pytestmark = pytest.mark.anyio
 
@@ -36,38 +37,38 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def accepts(feed: TenantFeed, key: str) -> bool:
-    return feed.current().find(key.encode(), 0.0) is not None
+def accepts(feed: WatchedFile[Tenants], key: str) -> bool:
+    return feed.value.find(key.encode(), 0.0) is not None
 
 
 async def test_a_router_does_not_start_with_invalid_tenants(file: Path) -> None:
     """There are no last valid ones."""
     write(file, "tenants: 1")
     with pytest.raises(ConfigError, match=r"tenants\.yaml:1: tenants: must be a list"):
-        TenantFeed(TenantFile(file))
+        watched_tenants(file)
 
 
 async def test_a_changed_file_replaces_all_tenants(file: Path) -> None:
     """An unchanged one is not read again."""
-    feed = TenantFeed(TenantFile(file), at_once)
-    before = feed.current()
-    await feed.check_files()
-    assert feed.current() is before
+    feed = watched_tenants(file, at_once)
+    before = feed.value
+    await feed.check()
+    assert feed.value is before
     write(file, entry("newer") + "\n")  # another size: its time may be that of the write before
-    await feed.check_files()
+    await feed.check()
     assert accepts(feed, "newer") and not accepts(feed, "old")
 
 
 @pytest.mark.parametrize("text", ["tenants: 1", "tenants: [{name: a, keys: [x]}]", None])
 async def test_the_last_valid_tenants_stay(file: Path, text: str | None) -> None:
     """The error names the file until it is valid again."""
-    feed = TenantFeed(TenantFile(file), at_once)
+    feed = watched_tenants(file, at_once)
     write(file, text)
     for _ in range(2):
-        await feed.check_files()
+        await feed.check()
         assert accepts(feed, "old") and str(file) in feed.error
     write(file, entry("mended"))
-    await feed.check_files()
+    await feed.check()
     assert accepts(feed, "mended") and not feed.error
 
 
@@ -78,12 +79,12 @@ async def test_a_file_that_is_still_written_is_read_later(file: Path) -> None:
         with file.open("a") as writing:
             writing.write(" # more")
 
-    feed = TenantFeed(TenantFile(file), written_meanwhile)
+    feed = watched_tenants(file, written_meanwhile)
     write(file, entry("half"))
-    await feed.check_files()
+    await feed.check()
     assert accepts(feed, "old")
 
 
 def test_a_revoked_key_stops_within_a_second() -> None:
     """With time to read a file of many keys."""
-    assert INTERVAL_S + STEADY_S < 0.5
+    assert TENANTS_INTERVAL_S + TENANTS_STEADY_S < 0.5
