@@ -79,7 +79,7 @@ class BlockTable:
     def find(self, hashes: Hashes) -> Rows:
         """The row of each block, -1 for an absent block."""
         if len(hashes) <= _SMALL_BATCH:
-            return np.array([self._find_one(block) for block in hashes.tolist()], np.int64)
+            return np.array(self._find_few(hashes.tolist()), np.int64)
         rows = self._home_rows(hashes)
         keys = self.keys.take(rows)
         unresolved = np.flatnonzero(keys != hashes)
@@ -89,14 +89,13 @@ class BlockTable:
             rows[unresolved] = at
             keys[unresolved] = found = self.keys.take(at, mode="clip")
             unresolved = unresolved[(found != wanted) & (at >= 0)]
-        for number in unresolved.tolist():
-            rows[number] = self._find_one(int(hashes[number]))
+        rows[unresolved] = self._find_few(hashes[unresolved].tolist())
         return rows
 
     def place(self, hashes: Hashes) -> Rows:
         """The row of each block; absent blocks are inserted. Check `has_room_for` first."""
         if len(hashes) <= _SMALL_BATCH:
-            return np.array([self._place_one(block) for block in hashes.tolist()], np.int64)
+            return np.array(self._place_few(hashes.tolist()), np.int64)
         rows = self._home_rows(hashes)
         unresolved = np.arange(len(hashes))
         while len(unresolved) > _SMALL_BATCH:
@@ -109,31 +108,37 @@ class BlockTable:
                 self.used += int(np.count_nonzero(free & (keys == wanted)))
             unresolved = unresolved[keys != wanted]
             rows[unresolved] = rows[unresolved] + 1 & self._mask
-        for number in unresolved.tolist():
-            rows[number] = self._place_one(int(hashes[number]))
+        rows[unresolved] = self._place_few(hashes[unresolved].tolist())
         return rows
 
     def _home_rows(self, hashes: Hashes) -> Rows:
         rows: Rows = (hashes * np.uint64(self._scatter) >> np.uint64(self._shift)).astype(np.int64)
         return rows
 
-    def _find_one(self, block: BlockHash) -> int:
-        keys, row = self._keys, (block * self._scatter & _U64) >> self._shift
-        while (key := keys[row]) != block:
-            if key == 0:
-                return -1
-            row = row + 1 & self._mask
-        return row
+    def _find_few(self, blocks: Iterable[BlockHash]) -> list[int]:
+        keys, mask, scatter, shift, rows = self._keys, self._mask, self._scatter, self._shift, list[int]()
+        for block in blocks:
+            row = (block * scatter & _U64) >> shift
+            while (key := keys[row]) != block:
+                if key == 0:
+                    row = -1
+                    break
+                row = row + 1 & mask
+            rows.append(row)
+        return rows
 
-    def _place_one(self, block: BlockHash) -> int:
-        keys, row = self._keys, (block * self._scatter & _U64) >> self._shift
-        while (key := keys[row]) != block:
-            if key == 0:
-                keys[row] = block
-                self.used += 1
-                return row
-            row = row + 1 & self._mask
-        return row
+    def _place_few(self, blocks: Iterable[BlockHash]) -> list[int]:
+        keys, mask, scatter, shift, rows = self._keys, self._mask, self._scatter, self._shift, list[int]()
+        for block in blocks:
+            row = (block * scatter & _U64) >> shift
+            while (key := keys[row]) != block:
+                if key == 0:
+                    keys[row] = block
+                    self.used += 1
+                    break
+                row = row + 1 & mask
+            rows.append(row)
+        return rows
 
 
 def as_hashes(blocks: object) -> Hashes:
