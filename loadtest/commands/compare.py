@@ -7,8 +7,9 @@ first row is what was recorded: how far the policy that decided is from it, simu
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from math import isnan
@@ -51,6 +52,9 @@ BASELINES = ("round_robin", "least_load")
 PRIOR_CAPACITY_TOKENS = Knowledge().no_events_capacity_tokens
 """It is assumed of pods that report none."""
 MAX_JITTER_S = 1.0
+MIN_REQUESTS = 200
+MAX_DIFFERENCE = 0.03
+"""Largest difference of the recorded cached share from the simulated one at which rows are trusted."""
 COLUMNS: Mapping[str, Measure] = {
     "mean ms": lambda of: of.ttft_mean_ms,
     "p50 ms": lambda of: of.ttft_p50_ms,
@@ -74,46 +78,75 @@ def compare_command(
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = os.cpu_count() or 1,
     json: Annotated[bool, flag("--json", "Print JSON instead of a table.")] = False,
 ) -> None:
-    served, pods = _recorded(receipts, model)
+    served, pods, others = _recorded(receipts, model)
     known = load_policies(policies or shipped("policies"))
     by = Counter(one.policy for one in served).most_common(1)[0][0]
     chosen = {one.name: one for one in (find_policy(known, name) for name in policy or (*BASELINES, by))}
     setup = Experiment(_fleet(pods, served), partial(_speed_of, pods), chosen, partial(_arrivals, served))
     simulated = in_order_of_mean(run_all(setup, grid(list(chosen), [1.0], [len(pods)], seeds), jobs))
     rows = {f"recorded: {by}": [_measured(served, pods)], **simulated}
+    notes = [*_other_fleets(others, len(pods)), *_doubts(len(served), rows[f"recorded: {by}"], simulated.get(by))]
     if json:
         print(msgspec.json.encode([{"policy": name} | _mean(runs) for name, runs in rows.items()]).decode())
+        print(*notes, sep="\n", end="\n" if notes else "", file=sys.stderr)
         return
     columns, note = ("policy", "cached", *COLUMNS), "The first row is what was measured: the closer that policy is"
     cells = ((name, *_cells(runs)) for name, runs in rows.items())
-    title = f"{len(served):,} recorded requests of {served[0].model} on {len(pods)} pods; seeds: {seeds}"
+    title = f"{len(served):,} recorded requests of {served[0].model} on {_pods(len(pods))}; seeds: {seeds}"
     caption = legend(columns, f"{note} to it when simulated, the more the others can be trusted.")
-    Console().print(text_table(columns, cells, title=title, caption=caption))
+    Console().print(text_table(columns, cells, title=title, caption=caption), *notes, sep="\n")
 
 
-def _recorded(path: Path, model: str | None) -> tuple[list[Receipt], list[Pod]]:
-    """Served receipts of a model, and its pods as they were last. Raises `ConfigError`."""
-    every, fleets = list[Receipt](), list[FleetLine]()
+def _recorded(path: Path, model: str | None) -> tuple[list[Receipt], list[Pod], Counter[int]]:
+    """Served receipts of a model; the ready pods that most of them saw, as they were last; and how many receipts saw
+    other pods, by the number of these. Raises `ConfigError`."""
+    every, fleets = list[Receipt](), dict[str, FleetLine]()
     for line in read_lines(path):
         if isinstance(line, FleetLine):
-            fleets.append(line)
+            fleets[line.fleet] = line
         elif line.result == "ok" and line.block_size_tokens and line.output_tokens and line.ttft_ms:
             every.append(line)
     chosen = model or next(iter(Counter(one.model for one in every).most_common(1)), ("",))[0]
     served = [one for one in every if one.model == chosen]
-    pods = next(filter(None, ([*_ready(one, chosen)] for one in reversed(fleets))), [])
-    if not served or not pods:
+    ready = {name: {pod.id: pod for pod in _ready(fleet, chosen)} for name, fleet in fleets.items()}
+    seen = [pods for one in served if one.scene and (pods := ready.get(one.scene.fleet))]
+    numbers = Counter(map(frozenset, seen))
+    if not numbers:
         of = f" of the model {chosen}" if chosen else ""
         raise ConfigError(
             f"{path}: no pods{of}; enable receipts.replay_data"
             if served
             else f"{path}: no answers{of} with a first token and usage"
         )
-    return served, pods
+    (most, _), *others = numbers.most_common()
+    pods = next(pods for pods in reversed(seen) if pods.keys() == most)
+    other = Counter[int]()
+    for ids, number in others:
+        other[len(ids)] += number
+    return served, [*pods.values()], other
 
 
 def _ready(fleet: FleetLine, model: str) -> Iterable[Pod]:
     return (pod for pod, state in fleet.pods if state is PodState.READY and pod.serves(model))
+
+
+def _pods(number: int) -> str:
+    return f"{number} pod" if number == 1 else f"{number} pods"
+
+
+def _other_fleets(others: Mapping[int, int], simulated: int) -> Iterator[str]:
+    for pods, requests in others.items():
+        fleet = f"{_pods(pods)} ready" if pods != simulated else "other pods ready"
+        yield f"Requests that saw {fleet}: {requests:,}. They are simulated on the {_pods(simulated)} that most saw."
+
+
+def _doubts(requests: int, recorded: Sequence[Result], simulated: Sequence[Result] | None) -> Iterator[str]:
+    """Why no row is to be trusted."""
+    if requests < MIN_REQUESTS:
+        yield f"Trust no row: {requests} requests are a small sample; record at least {MIN_REQUESTS}."
+    was, would_be = (mean_of(runs, lambda of: of.cached_share) for runs in (recorded, simulated or recorded))
+    if abs(was - would_be) > MAX_DIFFERENCE:
+        yield f"Trust no row: {was:.1%} of the prompt tokens were cached, and {would_be:.1%} when simulated."
 
 
 def _fleet(pods: Sequence[Pod], served: Sequence[Receipt]) -> FleetSpec:

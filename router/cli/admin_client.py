@@ -36,12 +36,15 @@ class AdminClient:
     url: str = DEFAULT_URL
     bearer_file: Path | None = None
 
-    def ask(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
-        """The decoded answer. `body` is sent as JSON; bytes are sent as they are."""
+    def ask(self, method: str, path: str, kind: type[T], body: Any = None, missing: T | None = None) -> T:
+        """The decoded answer. `body` is sent as JSON; bytes are sent as they are. `missing` is the answer of an
+        older router, which does not know the path."""
         content = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         try:
             with self.open() as client:
                 answer = client.request(method, path, content=content)
+            if answer.status_code == 404 and missing is not None:
+                return missing
             if not answer.is_success:
                 fail(f"{self.url} answered {answer.status_code}: {_message(answer)}")
             return msgspec.json.decode(answer.content, type=kind)

@@ -52,6 +52,7 @@ from router.wiring.prompts import Prompts
 from router.wiring.tokenizer_files import is_local, load_tokenizer
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
+MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."
 _FEEDS = ("pods of", "probe", "self-test", "index")
 
 
@@ -232,12 +233,14 @@ async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClie
     return found
 
 
-def report(found: Sequence[Finding], *, as_json: bool = False) -> None:
-    """Print the findings. Exit code 1 if one is a failure."""
+def report(found: Sequence[Finding], *, as_json: bool = False, more: str = "") -> None:
+    """Print the findings, and below them `more`. Exit code 1 if one is a failure."""
     if as_json:
         print(json.dumps([one._asdict() for one in found], indent=2))
     for one in () if as_json else found:
         print(printable(f"{one.level:<4} {one.about}: {one.text}"))
+    if more and not as_json:
+        print(more)
     if any(one.level == "fail" for one in found):
         raise typer.Exit(1)
 
@@ -267,4 +270,5 @@ def doctor_command(
     if url == DEFAULT_URL:
         url = f"unix:{listen.socket}" if listen.socket else f"http://{join_address(listen.host, listen.port)}"
     admin = AdminClient(url, bearer_file or (Path(listen.bearer_file) if listen.bearer_file else None))
-    report([*found, *asyncio.run(findings(parsed, checks, admin, offline=offline))], as_json=as_json)
+    found += asyncio.run(findings(parsed, checks, admin, offline=offline))
+    report(found, as_json=as_json, more="" if config else MORE)

@@ -1,7 +1,7 @@
 """`warmroute explain`: prints why a request went to its pod, from a running router or from a file of receipts.
 
-The costs can be recomputed by hand: one column per candidate, one row per part of its cost, the inputs of the formulas,
-and the outcome. The printed parts add up to the printed total. No prompt is printed.
+One column per candidate, one row per part of its cost, and the outcome; with `--formulas` also the formulas and their
+inputs, to recompute the costs by hand. The printed parts add up to the printed total. No prompt is printed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NAMED_PODS = 4
 """Pods named of those that a filter excluded."""
 MINUTE_S = 60
 PROMPT_ROWS = 2
-"""The first inputs of every column, n and p, are always printed."""
+"""The first inputs of every column, n and p, are printed even if they are 0."""
+FormulasOption = Annotated[bool, flag("--formulas", "Print the formulas and their inputs, too.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class ExplainOptions:
     pod: Annotated[str, typer.Option(help="With --file: served by this pod.", show_default="any")] = ""
     slow: Annotated[bool, flag("--slow", "With --file: those with the slowest first tokens.")] = False
     limit: Annotated[int, typer.Option(min=1, max=100, help="With --file: requests to explain.")] = 1
+    formulas: FormulasOption = False
     policies: PoliciesOption = None
     url: UrlOption = DEFAULT_URL
     bearer_file: BearerOption = None
@@ -73,7 +75,8 @@ def explain_command(options: ExplainOptions) -> None:
     if not options.request_id:
         raise typer.BadParameter("give a REQUEST_ID, or --file and --at")
     path = f"/admin/explain/{quote(options.request_id, safe='')}"
-    return Console().print(page(AdminClient(options.url, options.bearer_file).ask("GET", path, Explained)))
+    found = AdminClient(options.url, options.bearer_file).ask("GET", path, Explained)
+    return Console().print(page(found, formulas=options.formulas))
 
 
 def _explain_file(options: ExplainOptions, file: Path) -> None:
@@ -87,21 +90,23 @@ def _explain_file(options: ExplainOptions, file: Path) -> None:
     print(f"{next(matches):,} requests; explained: {len(found)}")
     for (receipt, scene), _ in found:
         Console().print("", printable(f"arrived at {local(receipt.at_s)}, class {receipt.workload or NONE}"))
-        Console().print(page(explained_later(receipt, scene, policies.get(receipt.policy))))
+        found_later = explained_later(receipt, scene, policies.get(receipt.policy))
+        Console().print(page(found_later, formulas=options.formulas))
 
 
-def page(found: Explained, unfinished: str = "not finished") -> RenderableType:
-    """The decision, its costs and its outcome. `unfinished` is the outcome of a request without a result."""
+def page(found: Explained, unfinished: str = "not finished", *, formulas: bool = False) -> RenderableType:
+    """The decision, its costs and its outcome, and if wanted the formulas with their inputs.
+    `unfinished` is the outcome of a request without a result."""
     explanation, receipt = found.explanation, found.receipt
     policy = f"{explanation.policy} (version {explanation.version})"
     parts: list[RenderableType] = [
         printable(f"{explanation.request_id}  model {explanation.model}  policy {policy}"),
         Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _choices(explanation.columns, receipt),
-        Padding(_table(explanation, receipt), (1, 0, 0, 0)),
+        Padding(_table(explanation, receipt, inputs=formulas), (1, 0, 0, 0)),
     ]
     effective = {name for column in explanation.columns for name, ms in column.plan.parts if ms}
-    if terms := [note for note in explanation.terms if note.name in effective]:
+    if formulas and (terms := [note for note in explanation.terms if note.name in effective]):
         parts.append(_formulas(terms))
     if lines := list(_outcome(receipt, unfinished)):
         parts.append(Padding(Group(*map(printable, lines)), (1, 0, 0, 0)))
@@ -132,7 +137,7 @@ def _choices(columns: Sequence[Column], receipt: Receipt) -> Table:
     return table
 
 
-def _table(explanation: Explanation, receipt: Receipt) -> Table:
+def _table(explanation: Explanation, receipt: Receipt, *, inputs: bool) -> Table:
     columns = explanation.columns
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column(f"{len(columns)} of {explanation.candidate_count} candidates", no_wrap=True)
@@ -140,13 +145,13 @@ def _table(explanation: Explanation, receipt: Receipt) -> Table:
         table.add_column(_title(at, column, receipt), justify="right", overflow="fold")
     for label, *cells in _price_rows(columns):
         table.add_row(label, *cells, style="bold" if label.startswith("=") else None)
-    if any(column.inputs for column in columns):
+    if inputs and any(column.inputs for column in columns):
         table.add_row()
         table.add_row("inputs of the formulas", style="italic")
         table.add_row("costs of", *(printable(column.costs_of) for column in columns))
-    inputs = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
-    for cells in _rows(inputs, _number, PROMPT_ROWS):
-        table.add_row(*cells)
+        values = [{f"{each.name}, {each.unit}": each.value for each in column.inputs} for column in columns]
+        for cells in _rows(values, _number, PROMPT_ROWS):
+            table.add_row(*cells)
     return table
 
 

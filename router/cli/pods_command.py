@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +52,10 @@ def pods_command(
     router = AdminClient(url, bearer_file)
     if action is PodAction.LIST:
         rows = _named(router, pod) if pod else _pods(router)
-        print(json.dumps(rows, indent=2)) if as_json else _print_pods(rows)
+        if as_json:
+            print(json.dumps(rows, indent=2))
+        else:
+            _print_pods(rows, {} if pod else router.ask("GET", "/admin/drains", dict[str, str], missing={}))
     elif pod is None:
         raise typer.BadParameter(f"`{action.value}` needs a pod: its id or URL; `warmroute pods` lists them")
     elif action is PodAction.ADD:
@@ -91,12 +94,13 @@ def _change(router: AdminClient, action: PodAction, name: str, why: str) -> None
     pods = found.get("pods", {name: found["status"]})  # routers of versions before name no pods
     for pod_id, state in pods.items():
         print(printable(f"{pod_id}: {state}"))
-    none = "" if pods else "no pod has these labels now; "
-    return print(f"{name}: {none}known to {found.get('known_to', 'this router alone')}", file=sys.stderr)
+    what = "drain lifted" if action is PodAction.UNDRAIN else "drained"
+    none = "" if pods else "; no pod has these labels now"
+    return print(f"{name}: {what}{none}; known to {found.get('known_to', 'this router alone')}", file=sys.stderr)
 
 
-def _print_pods(pods: Sequence[_PodRow]) -> None:
-    """A table, then why pods are unusable or serve without prefix matching."""
+def _print_pods(pods: Sequence[_PodRow], drains: Mapping[str, str]) -> None:
+    """A table, then why pods are unusable or serve without prefix matching, and the drains that no pod shows."""
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
     table = folded_table("pod", "state", "role", "matching", "models", numbers=("running", "waiting", "KV"), **style)
     for one in pods:
@@ -105,7 +109,9 @@ def _print_pods(pods: Sequence[_PodRow]) -> None:
         table.add_row(*map(printable, names), *_load(one))
     console = Console()
     console.print(table if pods else "no pods")
-    for line in _reasons(pods):
+    shown = {one.get("state_reason") for one in pods}
+    others = (f"drain {name}: {why}; for pods that come" for name, why in drains.items() if why not in shown)
+    for line in (*_reasons(pods), *others):
         console.print(printable(line), soft_wrap=True)
 
 

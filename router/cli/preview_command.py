@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
-from router.cli.explain_command import page
+from router.cli.explain_command import FormulasOption, page
 from router.observe.receipts import Explained
 
 
@@ -23,6 +23,7 @@ def preview_command(
     model: Annotated[str, typer.Option(help="With --prompt: the model.", show_default="none")] = "",
     prompt: Annotated[str, typer.Option(help="A user message, instead of a file.", show_default="none")] = "",
     tenant: Annotated[str, typer.Option(help="On behalf of this tenant.", show_default="none")] = "",
+    formulas: FormulasOption = False,
     url: UrlOption = DEFAULT_URL,
     bearer_file: BearerOption = None,
 ) -> None:
@@ -31,7 +32,7 @@ def preview_command(
     asked = _read(body) if body else {"model": model, "messages": [{"role": "user", "content": prompt}]}
     path = f"/admin/preview?tenant={quote(tenant)}" if tenant else "/admin/preview"
     found = AdminClient(url, bearer_file).ask("POST", path, Explained, asked)
-    Console().print(page(found, unfinished="not sent"))
+    Console().print(page(found, unfinished="not sent", formulas=formulas))
 
 
 def _read(body: str) -> bytes:

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil, inf, log
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from router.cli.admin_client import JsonOption
 from router.cli.receipt_files import lines_of, local, time_option
@@ -27,7 +28,15 @@ COLUMNS = ("requests", "failed", "ttft", "p50", "p99", "cached", "first", "last"
 STEP = 1.02
 """Times to first token are counted in steps of 2 %, so that a quantile is right to 1 %."""
 
-receipts_app = typer.Typer(no_args_is_help=True, help="Read files of receipts.")
+
+class _ReceiptsGroup(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands and Path(args[0]).is_file():
+            ctx.fail(f"that is a file: run `warmroute receipts summary {printable(args[0])}`")
+        return super().resolve_command(ctx, args)
+
+
+receipts_app = typer.Typer(cls=_ReceiptsGroup, no_args_is_help=True, help="Read files of receipts.")
 
 
 @dataclass(slots=True)

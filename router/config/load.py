@@ -33,7 +33,8 @@ def checked_url(value: str) -> str:
     """The URL of a server, without a slash at its end. Raises `ValueError`."""
     parts = split_url(value)
     if not parts.hostname or parts.scheme not in ("http", "https") or not value.isprintable() or " " in value:
-        raise ValueError("must look like http://host:port")
+        hint = "" if "://" in value else "; `http://` is missing"
+        raise ValueError(f"must look like http://host:port{hint}")
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise ValueError("must be scheme, host, port and optionally a path prefix, without user name and password")
     return value.rstrip("/")

@@ -160,7 +160,10 @@ def check_authorities(mistakes: MistakeList, config: RouterConfig) -> None:
 def _check_writable(key: str, file: str | None) -> None:
     folder = Path(file or "").parent
     if file and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise ConfigError(f"{key}: cannot write to the folder {folder}; create it, or name another")
+        raise ConfigError(
+            f"{key}: cannot write to the folder {folder}; create it, or name another; "
+            "a relative path begins at the folder of the configuration file"
+        )
 
 
 def with_redis_url(config: RouterConfig, url: str | None) -> RouterConfig:

@@ -74,6 +74,10 @@ class Drains:
         labels = _labels(pod) if self._reasons else frozenset()
         return next((why for wanted, why in self._reasons if wanted <= labels), "")
 
+    def reasons(self) -> dict[str, str]:
+        """Who began each drain, when and why, by selector; also of those that no pod has."""
+        return {selector: _reason(selector, drain) for selector, drain in self.current.items()}
+
     def _put(self, drains: Mapping[str, Drain]) -> None:
         self.current = drains
         self._reasons = [(frozenset(name.split(",")), _reason(name, drain)) for name, drain in drains.items()]

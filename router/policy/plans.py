@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from router.apis.openai import ASKED_USAGE
 from router.policy.eligible import SNAPSHOTS
 from router.policy.ring import tie_key
+from router.policy.standing import Standing, standings
 from router.policy.term import Costs, Placement, RequestFacts, Transfer, tokens_to_encode
-from router.policy.work_ahead import work_ahead_ms
 from router.types import (
     BlocksByTier,
     Endpoint,
@@ -28,7 +28,6 @@ from router.types import (
     PodStatus,
     PrefixTrust,
     Scene,
-    StepBegan,
     UsageShown,
 )
 
@@ -41,7 +40,6 @@ FORM_BYTES_PER_TOKEN = 320
 MAX_PULLING = 6
 """Maximum number of pods priced with a pull: those with the shortest queues, since all pull about the same."""
 _IDLE = InFlight()
-_UNSEEN = StepBegan()
 _NOTHING: BlocksByTier = (0, 0, 0, 0)
 
 
@@ -103,34 +101,28 @@ class Planner:
     def placements(self, statuses: Iterable[PodStatus]) -> list[Placement]:
         """One on each pod, with the blocks that it holds itself."""
         scene, block, request, n = self.scene, self._block, self._request, self.prompt_tokens
-        inflight, steps, now_s = scene.inflight.get, scene.steps.get, scene.now_s
-        endpoint = scene.request.endpoint
+        now_s, endpoint = scene.now_s, scene.request.endpoint
         holders = scene.match.blocks if scene.prompt else {}
         found: list[Placement] = []
-        for status in statuses:
-            pod = status.pod
-            pod_id, speed = pod.id, pod.speed
-            work, p, by_tier = inflight(pod_id, _IDLE), 0, _NOTHING
-            if (held := holders.get(pod_id)) and pod.reads_alike(endpoint):
+        for standing in standings(statuses, scene.inflight, scene.steps):
+            pod = standing.status.pod
+            speed, p, by_tier = pod.speed, 0, _NOTHING
+            if (held := holders.get(pod.id)) and pod.reads_alike(endpoint):
                 p = _usable_tokens(held, pod, n, block)
                 by_tier = _by_tier(held, p, block)
-            load, step, our_decodes = status.load, steps(pod_id, _UNSEEN), work.requests - work.prefill_requests
-            fixed_ms = speed.fixed_ms(our_decodes, work.decode_tokens) if our_decodes else speed.c0_ms
+            rest_ms = standing.step_ms - (now_s - standing.step_began_s) * 1000
+            behind_ms = standing.behind_ms
             found.append(
                 Placement(
                     request=request,
                     pod=pod,
-                    fixed_ms=fixed_ms,
+                    standing=standing,
+                    work_ahead_ms=rest_ms + behind_ms if rest_ms > 0 else behind_ms,
                     # As `PodSpeed.compute_ms`, without a call.
                     compute_ms=speed.c1_ms_per_token * (n - p) + speed.c2_ms_per_token2 * (n * n - p * p),
                     cached_tokens=p,
                     own_tokens=p,
                     held_tokens=by_tier,
-                    load=load,
-                    inflight=work,
-                    step=step,
-                    work_ahead_ms=work_ahead_ms(work, step, speed, fixed_ms, now_s) if work is not _IDLE else 0.0,
-                    decoding_requests=our_decodes if our_decodes > load.running else load.running,
                 )
             )
         return found
@@ -200,19 +192,21 @@ class Planner:
         """Cost of an uncached token of this prompt by all terms of a policy, in units of c1. All pods of a model count
         as equal here."""
         max_cached = max(self.prompt_tokens - 1, 1)
-        extremes = [self._on_idle(pod, tokens) for tokens in (0, max_cached)]
+        (standing,) = standings([PodStatus(pod, PodState.READY)], {}, {})
+        extremes = [self._on_idle(standing, tokens) for tokens in (0, max_cached)]
         more_ms = sum(
             [none_ms - all_but_one_ms for none_ms, all_but_one_ms in [t.costs_ms(extremes) for _, t in costs]]
         )
         return more_ms / max_cached / pod.speed.c1_ms_per_token
 
-    def _on_idle(self, pod: Pod, cached_tokens: int) -> Placement:
-        """The placement on the pod if it were idle and held that many tokens."""
+    def _on_idle(self, standing: Standing, cached_tokens: int) -> Placement:
+        """The placement on an idle pod if it held that many tokens."""
         return Placement(
             request=replace(self._request, shared_tokens=0),
-            pod=pod,
-            fixed_ms=pod.speed.c0_ms,
-            compute_ms=pod.speed.compute_ms(cached_tokens, self.prompt_tokens),
+            pod=standing.status.pod,
+            standing=standing,
+            work_ahead_ms=0.0,
+            compute_ms=standing.status.pod.speed.compute_ms(cached_tokens, self.prompt_tokens),
             cached_tokens=cached_tokens,
             own_tokens=cached_tokens,
             held_tokens=(cached_tokens, 0, 0, 0),
@@ -257,7 +251,7 @@ def _by_tier(held: BlocksByTier, cached_tokens: int, block_tokens: int) -> Block
 
 
 def _outstanding_ms(at: Placement) -> float:
-    return at.inflight.queue_ms(at.request.now_s) + at.fixed_ms
+    return at.inflight.queue_ms(at.request.now_s) + at.standing.fixed_ms
 
 
 def _can_pull(pod: Pod, holder: Pod) -> bool:

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import repeat
+from math import inf
 from operator import itemgetter, methodcaller
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.decision import Candidate
+from router.policy.standing import Standing, current_step
 from router.types import (
     BlocksByTier,
     InFlight,
@@ -30,7 +32,6 @@ from router.types import (
     PodStatus,
     Scene,
     ScenePicture,
-    StepBegan,
 )
 
 
@@ -86,8 +87,10 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
     request: RequestFacts
     pod: Pod
-    fixed_ms: float
-    """The part of the pod's next step that does not depend on the prompts in it."""
+    standing: Standing
+    """What is true of the pod for every request."""
+    work_ahead_ms: float
+    """Time until the next step can begin and our earlier prompts in it are computed, without requests of others."""
     compute_ms: float
     """Time to compute the prompt tokens that are not cached."""
     cached_tokens: int = 0
@@ -96,18 +99,18 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     """The part of `cached_tokens` that the pod holds itself."""
     held_tokens: BlocksByTier = (0, 0, 0, 0)
     """`own_tokens` by tier."""
-    load: PodLoad = PodLoad()
-    inflight: InFlight = InFlight()
-    step: StepBegan = StepBegan()
-    work_ahead_ms: float = 0.0
-    """Time until the pod can start on this prompt, without the requests of others: see `work_ahead`."""
-    decoding_requests: int = 0
-    """Requests that decode there by the last scrape or by our ledger, the larger of the two: a scrape lags, a ledger
-    does not include other routers."""
     pull: Transfer | None = None
     """Transfers the part of `cached_tokens` beyond `own_tokens`."""
     handoff: Transfer | None = None
     """Transfers the KV of the prompt from the pod that computes it."""
+
+    @property
+    def load(self) -> PodLoad:
+        return self.standing.status.load
+
+    @property
+    def inflight(self) -> InFlight:
+        return self.standing.inflight
 
 
 # --- inputs that several terms share: one name and one unit for each quantity ---
@@ -127,7 +130,7 @@ def compute_inputs(at: Placement) -> Iterator[Input]:
 def decode_inputs(at: Placement) -> Iterator[Input]:
     """Expected output, and what a decode step there takes for each request and context token."""
     yield Input("expected output", "tokens", at.request.output_tokens)
-    yield Input("requests decoding", "requests", at.decoding_requests)
+    yield Input("requests decoding", "requests", at.standing.decoding_requests)
     yield Input("d1", "ms/request", at.pod.speed.d1_ms_per_request)
     yield Input("d2", "ms/token", at.pod.speed.d2_ms_per_context_token)
 
@@ -137,6 +140,19 @@ def kv_inputs(at: Placement) -> Iterator[Input]:
     yield Input("KV capacity", "tokens", at.pod.capacity_tokens or 0)
     yield Input("KV in use", "share", at.load.kv_usage)
     yield Input("prompts before it", "tokens", at.inflight.prefill_tokens)
+
+
+def work_ahead_inputs(at: Placement) -> Iterator[Input]:
+    """What `work_ahead_ms` follows from. Half of a step whose begin was not observed counts as over."""
+    standing, work = at.standing, at.inflight
+    current = current_step(work, standing.step, at.pod.speed)
+    began_s, inside_ms = current or (0.0, 0.0)
+    if current:
+        elapsed_ms = (at.request.now_s - began_s) * 1000 if began_s > -inf else (standing.fixed_ms + inside_ms) / 2
+        yield Input("F", "ms", standing.fixed_ms)
+        yield Input("W_in", "ms", inside_ms)
+        yield Input("time since step began", "ms", elapsed_ms)
+    yield Input("W_behind", "ms", work.prefill_ms - inside_ms)
 
 
 def link_inputs(name: str, link: Link) -> Iterator[Input]:

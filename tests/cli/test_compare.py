@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,26 @@ def test_the_table_says_what_was_measured_and_how_far_to_trust_it(typed: Typed, 
     assert ended.code == 0, ended.err
     assert "60 recorded requests of m on 2 pods" in ended.out and "recorded: cost_aware" in ended.out
     assert "what was measured" in ended.out and "least_load" not in ended.out
+
+
+def test_the_fleet_that_most_requests_saw_is_simulated(typed: Typed, receipts: Path) -> None:
+    """A drain at the end, and a small sample, are named."""
+    fleet, *rest = receipts.read_bytes().splitlines()
+    name = json.loads(fleet)["fleet"].encode()
+    drained = fleet.replace(name, b"drained").replace(b'"ready"', b'"draining"', 1)
+    receipts.write_bytes(b"\n".join((fleet, *rest[:-1], drained, rest[-1].replace(name, b"drained"))) + b"\n")
+    shown = " ".join(typed("compare", receipts, "--policy", "round_robin", "--seeds", 1).out.split())
+    assert "60 recorded requests of m on 2 pods" in shown
+    assert "Requests that saw 1 pod ready: 1. They are simulated on the 2 pods that most saw." in shown
+    assert "Trust no row: 60 requests are a small sample; record at least 200." in shown
+
+
+def test_a_simulation_far_from_what_was_recorded_is_named(typed: Typed, receipts: Path) -> None:
+    """By the cached share of the policy that decided. With --json on stderr."""
+    text = receipts.read_text()
+    receipts.write_text(re.sub(r'"cached_tokens":2048,"ttft_ms"', '"cached_tokens":1024,"ttft_ms"', text))
+    ended = typed("compare", receipts, "--json", "--seeds", 1, "--jobs", 1)
+    assert json.loads(ended.out) and "Trust no row: 47" in ended.err and "% when simulated" in ended.err
 
 
 def test_receipts_without_pods_or_answers_say_what_to_do(typed: Typed, receipts: Path) -> None:

@@ -168,6 +168,13 @@ def test_the_doctor_checks_everything_and_prints_json(typed: Typed, tmp_path: Pa
     assert alone.code == 1 and "start `warmroute serve`, or name its admin listener: --url" in alone.out
 
 
+def test_without_a_configuration_the_router_is_asked_alone(typed: Typed) -> None:
+    """The last line says how to check the rest; JSON has findings alone."""
+    asked = ("doctor", "--url", "http://127.0.0.1:1")
+    assert typed(*asked).out.splitlines()[-1].endswith("`warmroute doctor --config router.yaml`.")
+    assert len(json.loads(typed(*asked, "--json").out)) == 1
+
+
 def test_mistakes_of_the_configuration_are_failures(typed: Typed, tmp_path: Path) -> None:
     """Nothing else of it can be checked."""
     path = tmp_path / "router.yaml"

@@ -45,9 +45,9 @@ def decoded(line: bytes) -> Line:
     return msgspec.json.decode(line, type=Receipt | FleetLine)
 
 
-def printed(found: Explained, width: int = 100) -> list[str]:
+def printed(found: Explained, width: int = 100, *, formulas: bool = False) -> list[str]:
     console = Console(file=StringIO(), width=width)
-    console.print(page(found))
+    console.print(page(found, formulas=formulas))
     out = console.file
     assert isinstance(out, StringIO)
     return [line.rstrip() for line in out.getvalue().splitlines()]
@@ -94,7 +94,7 @@ def test_actual_and_expected_values_are_printed() -> None:
         id="r", at_s=0.0, model="m", endpoint="chat", result="ok", cached_tokens=790, ttft_ms=31.5, e2e_ms=99.9,
         served=made.candidates[1], failures=(Failure("10.0.0.3:8000", "connect_failed", "refused"),),
     )  # fmt: skip
-    lines = printed(explained(made))
+    lines = printed(explained(made), formulas=True)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     assert "4 of 6 candidates" in text and "chosen" in text and "runner-up, served" in text
@@ -103,6 +103,8 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "failed: 10.0.0.3:8000: connect_failed: refused" in text
     assert "p, cached tokens" in text and "prefill = F + c1 (n - p + e)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
+    shorter = "\n".join(printed(explained(made)))
+    assert "p, cached tokens" not in shorter and "prefill = F" not in shorter and "actual 790" in shorter
 
 
 def test_the_first_token_of_a_response_that_is_not_streamed_is_unknown() -> None:
@@ -196,7 +198,7 @@ def test_a_file_explains_as_the_running_router_does() -> None:
     """To the last character."""
     here = made(5, 10.0)
     receipt, scene = next(recorded(map(decoded, lines([here]))))
-    assert printed(explained_later(receipt, scene, BY)) == printed(explained(here))
+    assert printed(explained_later(receipt, scene, BY), formulas=True) == printed(explained(here), formulas=True)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ def test_a_file_explains_as_the_running_router_does() -> None:
 def test_recorded_prices_are_shown_without_scene_or_policy(scenes: bool, by: Policy | None, missing: str) -> None:
     """What is missing is named; prices of another version would be others."""
     receipt, scene = next(recorded(map(decoded, lines([made(5)], scenes=scenes))))
-    text = "\n".join(printed(explained_later(receipt, scene, by)))
+    text = "\n".join(printed(explained_later(receipt, scene, by), formulas=True))
     assert missing in text and "inputs of the formulas" not in text and "= cost, ms" in text
 
 

@@ -113,6 +113,13 @@ def test_rotated_files_come_first_and_may_be_compressed(tmp_path: Path) -> None:
     assert [one.at_s - NOON_S for one in found] == [1, 2, 3, 4]
 
 
+def test_a_file_without_summary_says_what_to_run(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    path.touch()
+    ended = typed("receipts", path)
+    assert ended.code == 2 and "warmroute receipts summary" in ended.err
+
+
 def test_a_line_that_is_no_receipt_is_named(typed: Typed, tmp_path: Path) -> None:
     path = write(tmp_path / "r.jsonl", [*lines([made(0)]), b"{"])
     ended = typed("receipts", "summary", path)

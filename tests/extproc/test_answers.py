@@ -215,12 +215,22 @@ async def test_speech_passes_as_it_is_made_and_does_not_look_whole_where_it_brea
         await picking.until(lambda: picking.leases == 0)
 
 
+async def test_a_piece_a_little_above_the_buffer_of_a_gateway_is_read(picker: Pick) -> None:
+    """Envoy under load sends all that it has buffered at once: more than its limit of 1 MiB, by up to one read."""
+    async with picker(picker=ANSWERS) as picking:
+        stream = picking.stream()
+        await stream.head()
+        await stream.send(request_body={"body": chat("word " * 400_000), "end_of_stream": True})
+        headers, body = await rest_of(stream)
+        assert headers[":status"] == "400" and b"context" in body
+
+
 async def test_a_message_as_large_as_a_whole_body_is_not_buffered(picker: Pick) -> None:
     """Bodies come in pieces, and only these count in `limits.max_held_bytes`."""
     async with picker(picker=ANSWERS) as picking:
         stream = picking.stream()
         await stream.head()
-        await stream.send(request_body={"body": b" " * (2 << 20)})
+        await stream.send(request_body={"body": b" " * (5 << 20)})
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stream.receive()
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

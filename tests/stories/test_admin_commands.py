@@ -72,8 +72,10 @@ async def test_pods_are_drained_by_label_with_a_reason(
         assert shown.count("draining: drained by ada, 20") == 2 and shown.count("UTC, rack=r12: new power supply") == 2
         nowhere = await typed_at(deployment, "pods", "drain", "rack=r13")
         assert nowhere.out == "" and "no pod has these labels now" in nowhere.err
+        assert "drain rack=r13: drained by ada, 20" in " ".join((await typed_at(deployment, "pods")).out.split())
         assert (await typed_at(deployment, "pods", "undrain", "rack=r14")).code == 1
-        assert (await typed_at(deployment, "pods", "undrain", "rack=r12")).code == 0
+        lifted = await typed_at(deployment, "pods", "undrain", "rack=r12")
+        assert lifted.code == 0 and "rack=r12: drain lifted; known to" in lifted.err
         await deployment.until(lambda: deployment.ready() == 2)
 
 
@@ -97,7 +99,7 @@ async def test_pods_are_removed_and_added(deploy: Deploy, typed_at: TypedAt, tmp
     ("arguments", "code", "what"),
     [
         (("drain", "nobody"), 1, "unknown pod 'nobody'; known: 127.0.0.1:"),
-        (("add", "not-a-url"), 1, "must look like http://host:port"),
+        (("add", "10.0.0.7:8000"), 1, "must look like http://host:port; `http://` is missing"),
         (("add", "missing.yaml"), 2, "missing.yaml: cannot be read"),
         (("drain",), 2, "needs a pod"),
         (("restart", "x"), 2, "undrain"),

@@ -7,6 +7,7 @@ GET    /ui                          the operators' page; /ui/events is its data 
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
+GET    /admin/drains                who began each drain, when and why, by its labels; also where no pod has them
 POST   /admin/pods/{id}/drain       send it no new requests, or all with labels such as `rack=r12,zone=a`; `by`, `why`
 POST   /admin/pods/{id}/undrain     let it join again, or all with these labels
 GET    /admin/changes               the latest 200 changes: ejections, readmissions, restarts, policies, newest first
@@ -51,8 +52,9 @@ from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
 _PATHS_HINT = (
-    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/changes, /admin/policies, /admin/preview, "
-    "/admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port (`listen` in router.yaml)."
+    " This listener has /ui, /metrics, /livez, /readyz, /admin/pods, /admin/drains, /admin/changes, /admin/policies, "
+    "/admin/preview, /admin/explain/ID and /v1/load_lora_adapter; requests of clients go to the other port "
+    "(`listen` in router.yaml)."
 )
 ReadRequest = Callable[[Endpoint, Mapping[bytes, bytes], bytes, str], Awaitable[InferenceRequest]]
 
@@ -173,6 +175,10 @@ def add_pod_routes(router: APIRouter, membership: Membership, describe: Callable
 
 
 def add_drain_routes(router: APIRouter, fleet: Fleet, drains: Drains, share: Callable[[], Awaitable[str]]) -> None:
+    @router.get("/drains")
+    async def in_force() -> dict[str, str]:
+        return drains.reasons()
+
     @router.post("/pods/{pod:path}/drain")
     async def drain(pod: str, request: Request) -> dict[str, Any]:
         said = await _command(request) if await request.body() else {}

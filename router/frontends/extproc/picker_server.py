@@ -26,8 +26,9 @@ from router.frontends.http.app import App
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICES = frozenset({b"", b"liveness", b"readiness", b"inference-extension", SERVICE.encode()})
 _SERVING, _NOT_SERVING = 1, 2
-_MESSAGE_BYTES = 1024 * 1024
-"""What a message may have, in addition to a whole body where the gateway may buffer it. gRPC buffers messages."""
+_MESSAGE_BYTES = 4 * 1024 * 1024
+"""What a message may have, in addition to a whole body where the gateway may buffer it: gRPC's own limit. gRPC buffers
+messages. A gateway under load sends all that it has buffered at once, which may be more than its own limit of 1 MiB."""
 
 
 class PickerServer:

@@ -7,8 +7,17 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from router.policy.term import CostTerm, Input, Placement, Side, compute_inputs, decode_inputs, kv_inputs, prompt_inputs
-from router.policy.work_ahead import work_ahead_inputs
+from router.policy.term import (
+    CostTerm,
+    Input,
+    Placement,
+    Side,
+    compute_inputs,
+    decode_inputs,
+    kv_inputs,
+    prompt_inputs,
+    work_ahead_inputs,
+)
 from router.types import Congestion
 
 
@@ -187,12 +196,8 @@ class DecodeTerm(CostTerm):
     pace: NonNegativeFloat = 0.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        weighted_tokens, costs_ms = self.weight * placements[0].request.output_tokens, []
-        for at in placements:
-            speed = at.pod.speed
-            step_ms = speed.d1_ms_per_request * at.decoding_requests
-            step_ms += speed.d2_ms_per_context_token * at.inflight.context_tokens
-            costs_ms.append(weighted_tokens * step_ms)
+        weighted_tokens = self.weight * placements[0].request.output_tokens
+        costs_ms = [weighted_tokens * at.standing.slowdown_ms for at in placements]
         if self.pace and placements[0].request.scene.congestion.busy_shares:
             return [cost_ms + self._pace_ms(at) for cost_ms, at in zip(costs_ms, placements, strict=True)]
         return costs_ms
@@ -230,17 +235,12 @@ class DecodeInterferenceTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         weight = self.weight
-        return [weight * at.decoding_requests * at.compute_ms for at in placements]
+        return [weight * at.standing.decoding_requests * at.compute_ms for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)
-        yield Input("requests decoding", "requests", at.decoding_requests)
+        yield Input("requests decoding", "requests", at.standing.decoding_requests)
         yield from compute_inputs(at)
-
-
-MAX_USED = 0.95
-"""A fuller pod counts as this full."""
-MAX_PRESSURE = MAX_USED / (1 - MAX_USED)
 
 
 class KvPressureTerm(CostTerm):
@@ -261,21 +261,9 @@ class KvPressureTerm(CostTerm):
     weight: NonNegativeFloat = 0.3
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        costs_ms = []
-        weight, request = self.weight, placements[0].request
+        request, weight = placements[0].request, self.weight
         needed_tokens = request.prompt_tokens + request.output_tokens
-        for at in placements:
-            pod, load, work = at.pod, at.load, at.inflight
-            if not (capacity_tokens := pod.capacity_tokens):
-                costs_ms.append(0.0)
-                continue
-            used, at_engine = load.kv_usage, load.running + load.waiting
-            if at_engine and at_engine < work.requests:
-                used *= work.requests / at_engine
-            used += work.prefill_tokens / capacity_tokens
-            pressure = used / (1 - used) if used < MAX_USED else MAX_PRESSURE
-            costs_ms.append(weight * pod.speed.c1_ms_per_token * needed_tokens * pressure)
-        return costs_ms
+        return [weight * at.pod.speed.c1_ms_per_token * needed_tokens * at.standing.kv_pressure for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         if at.pod.capacity_tokens:

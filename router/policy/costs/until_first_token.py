@@ -20,8 +20,8 @@ from router.policy.term import (
     prompt_inputs,
     tokens_to_encode,
     transfer_inputs,
+    work_ahead_inputs,
 )
-from router.policy.work_ahead import work_ahead_inputs
 from router.types import Link
 
 
@@ -45,8 +45,9 @@ class QueueTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         return [
-            at.work_ahead_ms + self._foreign_ms(at) if at.load.waiting > at.load.our_prompts else at.work_ahead_ms
+            at.work_ahead_ms + self._foreign_ms(at) if load.waiting > load.our_prompts else at.work_ahead_ms
             for at in placements
+            for load in (at.standing.status.load,)
         ]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
@@ -79,12 +80,14 @@ class PrefillTerm(CostTerm):
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         if placements[0].request.scene.pictures:
-            return [at.fixed_ms + at.compute_ms + at.pod.speed.c1_ms_per_token * _encoded(at) for at in placements]
-        return [at.fixed_ms + at.compute_ms for at in placements]
+            return [
+                at.standing.fixed_ms + at.compute_ms + at.pod.speed.c1_ms_per_token * _encoded(at) for at in placements
+            ]
+        return [at.standing.fixed_ms + at.compute_ms for at in placements]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         yield from prompt_inputs(at)
-        yield Input("F", "ms", at.fixed_ms)
+        yield Input("F", "ms", at.standing.fixed_ms)
         yield from compute_inputs(at)
         if at.request.scene.pictures:
             yield Input("e", "tokens to encode", _encoded(at))
@@ -229,5 +232,5 @@ class KvWaitTerm(CostTerm):
         short_tokens -= capacity_tokens
         if not capacity_tokens or short_tokens <= 0:
             return 0.0
-        step_ms = at.pod.speed.step_ms(max(at.decoding_requests, 1), used_tokens)
+        step_ms = at.pod.speed.step_ms(max(at.standing.decoding_requests, 1), used_tokens)
         return self.weight * short_tokens / max(used_tokens, 1.0) * request.output_tokens * step_ms

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.policy.standing import standings
 from router.policy.term import Placement, RequestFacts
-from router.policy.work_ahead import work_ahead_ms
-from router.types import InFlight, Links, PodLoad, StepBegan
+from router.types import InFlight, Links, PodLoad, PodState, PodStatus, StepBegan
 from tests.policy.scenes import SPEED, pod, scene
 
 KV_BYTES = 1000
@@ -25,16 +25,21 @@ def at(**facts: Any) -> Placement:
     }
     names = RequestFacts.__struct_fields__
     request |= {name: facts.pop(name) for name in names if name in facts}
-    speed, work, load = facts.pop("speed", SPEED), facts.get("inflight", InFlight()), facts.get("load", PodLoad())
-    capacity_tokens = facts.pop("capacity_tokens", None)
+    speed, work, load = facts.pop("speed", SPEED), facts.pop("inflight", InFlight()), facts.pop("load", PodLoad())
+    here = facts.pop("pod", None) or pod(
+        "a", speed=speed, kv_bytes_per_token=KV_BYTES, capacity_tokens=facts.pop("capacity_tokens", None)
+    )
+    (standing,) = standings(
+        [PodStatus(here, PodState.READY, load)], {here.id: work}, {here.id: facts.pop("step", StepBegan())}
+    )
+    rest_ms = max(0.0, standing.step_ms - (request["now_s"] - standing.step_began_s) * 1000)
     own_tokens = facts.get("own_tokens", facts.get("cached_tokens", 0))
-    fixed_ms = facts.setdefault("fixed_ms", speed.fixed_ms(work.decode_requests, work.decode_tokens))
     usual: dict[str, Any] = {
-        "pod": pod("a", speed=speed, kv_bytes_per_token=KV_BYTES, capacity_tokens=capacity_tokens),
+        "pod": here,
+        "standing": standing,
+        "work_ahead_ms": rest_ms + standing.behind_ms,
         "compute_ms": speed.compute_ms(facts.get("cached_tokens", 0), request["prompt_tokens"]),
         "own_tokens": own_tokens,
         "held_tokens": (own_tokens, 0, 0, 0),
-        "work_ahead_ms": work_ahead_ms(work, facts.get("step", StepBegan()), speed, fixed_ms, request["now_s"]),
-        "decoding_requests": max(work.decode_requests, load.running),
     }
     return Placement(request=RequestFacts(**request), **(usual | facts))
