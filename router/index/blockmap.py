@@ -143,6 +143,8 @@ class BlockMap:
             before = cache.blocks.rule
             cache.blocks.learn(habits)
             self._follow(cache, before)
+            if self._index is not None:
+                self._index.learn(pod, habits)
 
     def apply(self, pod: PodId, event: KvEvent) -> Sequence[BlockChange]:
         """Apply one event, and return what it changes; events of unknown pods are ignored."""

@@ -16,9 +16,9 @@ import msgspec
 
 from router.errors import DECODE_ERRORS, MalformedRequest, not_json
 from router.guards import short_float
-from router.prompt.content_format import ContentFormat
 
 ChatMessage = dict[str, Any]
+ContentFormat = Literal["string", "openai"]
 
 _TEXT_FIELDS = {
     "text": "text",

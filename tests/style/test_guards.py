@@ -44,8 +44,6 @@ EXCEPTIONS = {
     "index/events.py:_keys": "parts of an event, which `EVENT` bounds",
     "index/masks.py:_ends": _ARRAY,
     "index/masks.py:_runs_by_tier": _ARRAY,
-    "index/masks.py:BlockTable.find": _ARRAY,
-    "index/masks.py:BlockTable.place": _ARRAY,
     "observe/recent_decisions.py:_decoded": "the router's own record",
     "prompt/apis/conversion.py:Decoder.read": _CLIENT,
     "prompt/completion.py:TokenIds.read": "slices of 64 kB",
