@@ -30,6 +30,7 @@ from helm.monitoring.metrics_page import metrics_page
 from helm.policy_pages import reference_page, schema_page
 from router import __version__
 from router.config.load import Strict
+from router.config.mistakes import models_in
 from router.config.schema import RouterConfig
 
 Schema = dict[str, Any]
@@ -333,7 +334,8 @@ def router_config() -> dict[str, Schema]:
     top = RouterConfig.model_json_schema(ref_template="#/definitions/{model}")
     models: dict[str, Schema] = top.pop("$defs")
     models["RouterConfig"] = top
-    classes = {one.__name__: one for one in _subclasses(Strict)}
+    sections = (one for field in RouterConfig.model_fields.values() for one in models_in(field.annotation))
+    classes: dict[str, type] = {one.__name__: one for one in (*_subclasses(Strict), *sections)}
     for name, schema in models.items():
         documented = _field_docstrings(classes[name]) if name in classes else {}
         if "properties" in schema:
@@ -355,7 +357,7 @@ def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
         yield from _subclasses(one)
 
 
-def _field_docstrings(model: type[BaseModel]) -> dict[str, str]:
+def _field_docstrings(model: type) -> dict[str, str]:
     [definition] = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(definition, ast.ClassDef)
     found = {}

@@ -312,7 +312,7 @@ def _generation() -> Generation:
 @asynccontextmanager
 async def index_log(target: Target) -> AsyncIterator[Action]:
     """Write one million blocks to the cluster index."""
-    connection = RedisConnection(address_of(target.redis), timeout_s=10)
+    connection = RedisConnection(address_of(target.redis, timeout_s=10))
     generation, random = _generation(), np.random.default_rng(2)
     holders = [HolderWriter(connection, Keys(), generation, f"pod-{n}", HOLDER_TTL_S) for n in range(HOLDERS)]
     for number, holder in enumerate(holders):
@@ -333,7 +333,7 @@ async def index_log(target: Target) -> AsyncIterator[Action]:
 @asynccontextmanager
 async def index_snapshot(target: Target) -> AsyncIterator[Action]:
     """Make the router read all holders again: one log entry per holder has a gap in its sequence."""
-    connection = RedisConnection(address_of(target.redis), timeout_s=10)
+    connection = RedisConnection(address_of(target.redis, timeout_s=10))
     generation = _generation()
     rows, lost = await IndexReader(connection, Keys()).rows(generation), iter([True])
 

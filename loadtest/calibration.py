@@ -34,10 +34,10 @@ from loadtest.commands.child_processes import (
 )
 from loadtest.traffic.chat_workload import sessions
 from loadtest.traffic.load_driver import drive
+from router.cli.receipt_files import receipts_of
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
-from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
 
 WINDOWS = ((0, 50), (50, 200), (200, 10**9))
@@ -75,7 +75,7 @@ async def _run(
     file = folder / f"receipts-{factor:g}.jsonl"
     async with configured_router(f"router-{factor:g}", _config(plan, factor, pods, file), folder) as router:
         await drive(router.public, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
-    receipts = read_receipts(file)
+    receipts = receipts_of(file)
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
 
 

@@ -205,7 +205,7 @@ async def redis(scene: ClusterSetup, seconds: float) -> Table:
 
 async def _until_whole(scene: ClusterSetup, since_s: float) -> float:
     """Wait until all holders are in Redis again; returns the elapsed time."""
-    client = RedisConnection(address_of(scene.redis.url), timeout_s=5).client
+    client = RedisConnection(address_of(scene.redis.url, timeout_s=5)).client
     try:
         while True:
             rows = [key async for key in client.scan_iter("warmroute:1:*:holder:*")]

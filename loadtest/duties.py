@@ -27,7 +27,7 @@ from loadtest.peers.processes import launch
 from loadtest.rig import PLAN, Mocks
 from router.admission.tenant import salt_of
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from tests.redis_process import redis_process
 

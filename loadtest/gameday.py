@@ -52,7 +52,7 @@ from loadtest.traffic.chat_workload import SessionShape, mixed_sessions, poisson
 from loadtest.traffic.load_driver import LoadDriver, SendRequest, play
 from router.cli.options import writable
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import IncomingResponse

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import CodeType, FrameType
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 import uvicorn
@@ -36,7 +36,6 @@ from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.duties import tenant_key, write_tenants
 from loadtest.hotpath import LOADS
 from router.cli import main as warmroute
-from router.frontends.http.app import App
 from router.frontends.http.connection import Connection
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import EdgeProtocol
@@ -93,7 +92,7 @@ class FakeTransport(asyncio.Transport):
 async def fake_connect(pool: UpstreamPool) -> Connection:
     """Replaces `UpstreamPool._connect`: a pod that returns the same response to every request."""
     loop = asyncio.get_running_loop()
-    connection = Connection(loop, pool.timeouts, pool.pod)
+    connection = Connection(loop, pool.limits, pool.pod)
 
     def written(_: bytes) -> None:
         loop.call_soon(connection.data_received, _ANSWER)
@@ -197,7 +196,7 @@ def _serve(job: dict[str, Any]) -> None:
 
     async def with_orders(self: uvicorn.Server, sockets: Any = None) -> None:
         await startup(self, sockets)
-        if not isinstance(cast(App, self.config.app).edge, OpenAiEdge):
+        if not isinstance(self.config.app, OpenAiEdge):
             return  # the admin listener
         loop = asyncio.get_running_loop()
 

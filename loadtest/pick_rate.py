@@ -23,12 +23,11 @@ from typing import Any
 import grpc
 import uvloop
 
-from router.config.listen_schema import PickerListen
 from router.config.load import shipped
-from router.config.log_schema import Log
+from router.config.models import all_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import all_priors
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import Log, ModelConfig, PickerListen, RouterConfig
+from router.fleet.breaker import Probes
 from router.frontends.extproc.messages import FULL_DUPLEX_STREAMED, ProcessingRequest
 from router.frontends.extproc.picker_server import SERVICE, PickerServer
 from router.observe.log import configure_logging
@@ -119,7 +118,7 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
     )
     program = Program(config, shipped("policies"), all_priors(None), front=picker_front(config.picker))
     async with program.run():
-        server = PickerServer(program.app, config, program.is_ready, lambda _name: 0)
+        server = PickerServer(program.edge, config, program.is_ready, lambda _name: 0)
         port = await server.open()
         fleet = program.fleet
         while sum(bool(one.pod.models) for one in fleet.snapshot.pods) < options.pods:  # noqa: ASYNC110, no event

@@ -20,7 +20,7 @@ from loadtest.record import Run, run_of
 from loadtest.run_progress import show_progress
 from loadtest.traffic.load_driver import DriveResults, OnProgress
 from router.config.load import shipped
-from router.config.policy_files import choose_policy, load_policies
+from router.config.policy_files import find_policy, load_policies
 
 AS_IT_IS = "as it is"
 
@@ -42,7 +42,7 @@ async def run_on_fleet(
     """Run each workload under each policy. Raises `ConfigError` or `ChildError`."""
     known = load_policies(shipped("policies"))
     for policy in policies:
-        choose_policy(known, policy)
+        find_policy(known, policy)
     names = [f"pod-{n}" for n in range(plan.pods)]
     runs = []
     async with AsyncExitStack() as stack:

@@ -37,7 +37,7 @@ from loadtest.simulator.outcome import cached_share
 from loadtest.traffic.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 from loadtest.traffic.load_driver import RequestResult, SendRequest, drive
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import IncomingResponse

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+MAX_AT_S = 1e11
+"""The latest Unix time that is read: in the year 5138."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 

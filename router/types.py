@@ -56,7 +56,7 @@ class UsageShown(Enum):
     """All that the pod sends."""
 
 
-class RequestInputs(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class RequestInputs(msgspec.Struct, frozen=True, gc=False):
     """What a policy may read of a request apart from its prompt. Recorded with the decision."""
 
     endpoint: Endpoint

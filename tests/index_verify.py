@@ -18,15 +18,14 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
 from router.feeds.pod_problems import Fetch, fetch_facts
-from router.frontends.http.upstream import upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.index.events import UndecodableBatch, parse_frames
 from router.index.holders import HolderId
 from router.publisher.changes import HolderPlaces
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection
+from router.stores.redis_connection import connect
 from router.stores.redis_schema import BlockPlace, Keys
 from router.types import BlockHash, BlocksCleared, Generation, Pod
-from router.wiring.cluster_member import redis_address
 from tests.index.decoding import decode_batch
 from tests.policy.scenes import make_pod
 
@@ -58,7 +57,7 @@ async def verify_index(path: Path) -> list[VerifyResult]:
     redis = config.index.redis
     assert redis is not None
     configured = {pod.advertised_url or pod.url: pod for pod in config.pods}
-    connection, pools = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), upstream_pools(config.limits)
+    connection, pools = connect(redis), UpstreamPools(config.limits)
     reader = IndexReader(connection, Keys(redis.namespace))
     try:
         return [

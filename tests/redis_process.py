@@ -12,14 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from router.config.index_schema import RedisIndex
-from router.stores.redis_connection import RedisAddress
-from router.wiring.cluster_member import redis_address
 from tests.redis_servers.server import binaries, free_port
 
 
-def address_of(url: str, **settings: object) -> RedisAddress:
-    """The address of a configuration with this URL."""
-    return redis_address(RedisIndex.model_validate({"url": url, **settings}))
+def address_of(url: str, **settings: object) -> RedisIndex:
+    """A configuration with this URL."""
+    return RedisIndex.model_validate({"url": url, **settings})
 
 
 class RedisProcess:

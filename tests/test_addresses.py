@@ -6,10 +6,9 @@ import pytest
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
 from router.addresses import bracketed, join_address, read_address, read_host, split_url, url_address, url_host
-from router.config.discovery_schema import DiscoveredPods, DnsName, TargetGroup
-from router.config.listen_schema import AdminListen, Listen
-from router.config.pod_schema import KvEvents, PodConfig
-from router.config.redis_url import split_redis_url
+from router.config.index_schema import split_redis_url
+from router.config.pod_schema import DiscoveredPods, DnsName, KvEvents, PodConfig, TargetGroup
+from router.config.schema import AdminListen, Limits, Listen
 from router.engines.adapter import on_pod
 from router.engines.handoff.addresses import foreign_address
 from router.errors import ConfigError
@@ -18,7 +17,6 @@ from router.feeds.zmtp import binds
 from router.frontends.admin.admin_access import is_own_name
 from router.frontends.extproc.metadata import host_of
 from router.frontends.extproc.picks import gateway_address
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPool
 from router.request.decisions import addresses_of
 from tests.policy.scenes import make_pod
@@ -85,7 +83,7 @@ def test_listeners_take_an_address_with_and_without_brackets() -> None:
 
 def test_a_pod_of_ipv6_is_reached_by_all_that_names_it() -> None:
     pod = make_pod(url="http://[fd00::0:3]/prefix")
-    assert UpstreamPool("p", pod.url, UpstreamTimeouts(1, 1, 1)).path_prefix == b"/prefix"
+    assert UpstreamPool("p", pod.url, Limits()).path_prefix == b"/prefix"
     assert on_pod("tcp://*:5557", pod) == on_pod("tcp://[::]:5557", pod) == "tcp://[fd00::3]:5557"
     assert gateway_address(pod) == "[fd00::3]:80"
     assert addresses_of(pod.url) == ("[fd00::3]:80", "fd00::3")

@@ -40,17 +40,15 @@ from loadtest.simulator.scenario import Conditions, FleetSpec, PodsSpec
 from loadtest.simulator.traffic import Traffic, receipts_traffic
 from loadtest.tables import legend, text_table
 from router.cli.options import PoliciesOption, flag
+from router.cli.receipt_files import lines_of
 from router.config.load import shipped
 from router.config.policy_files import find_policy, load_policies
 from router.errors import ConfigError
-from router.observe.receipt_lines import read_lines
 from router.observe.receipts import Receipt
 from router.policy.recording import FleetLine
 from router.types import Pod, PodSpeed, PodState
 
 BASELINES = ("round_robin", "least_load")
-PRIOR_CAPACITY_TOKENS = Knowledge().no_events_capacity_tokens
-"""It is assumed of pods that report none."""
 MAX_JITTER_S = 1.0
 MIN_REQUESTS = 200
 MAX_DIFFERENCE = 0.03
@@ -97,14 +95,18 @@ def compare_command(
     Console().print(text_table(columns, cells, title=title, caption=caption), *notes, sep="\n")
 
 
+def _is_served(one: Receipt) -> bool:
+    return one.result == "ok" and bool(one.block_size_tokens and one.output_tokens and one.ttft_ms)
+
+
 def _recorded(path: Path, model: str | None) -> tuple[list[Receipt], list[Pod], Counter[int]]:
     """Served receipts of a model; the ready pods that most of them saw, as they were last; and how many receipts saw
     other pods, by the number of these. Raises `ConfigError`."""
     every, fleets = list[Receipt](), dict[str, FleetLine]()
-    for line in read_lines(path):
+    for line in lines_of(path):
         if isinstance(line, FleetLine):
             fleets[line.fleet] = line
-        elif line.result == "ok" and line.block_size_tokens and line.output_tokens and line.ttft_ms:
+        elif isinstance(line, Receipt) and _is_served(line):
             every.append(line)
     chosen = model or next(iter(Counter(one.model for one in every).most_common(1)), ("",))[0]
     served = [one for one in every if one.model == chosen]
@@ -153,7 +155,12 @@ def _fleet(pods: Sequence[Pod], served: Sequence[Receipt]) -> FleetSpec:
     """The recorded pods. What the engines take beyond the expected time, as the median, delays every first token."""
     late_ms = [one.ttft_ms - one.predicted_ms for one in served if one.ttft_ms and one.predicted_ms is not None]
     groups = tuple(
-        PodsSpec(count=1, hardware=pod.id, kv_tokens=pod.capacity_tokens or PRIOR_CAPACITY_TOKENS, role=pod.role)
+        PodsSpec(
+            count=1,
+            hardware=pod.id,
+            kv_tokens=pod.capacity_tokens or Knowledge().no_events_capacity_tokens,
+            role=pod.role,
+        )
         for pod in pods
     )
     return FleetSpec(

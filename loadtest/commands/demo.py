@@ -39,7 +39,7 @@ from loadtest.traffic.figures import Figures, figures, ideal_cached_tokens, tabl
 from loadtest.traffic.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.cli.options import flag
 from router.config.load import shipped
-from router.config.policy_files import choose_policy, load_policies
+from router.config.policy_files import find_policy, load_policies
 from router.types import Endpoint
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
@@ -75,7 +75,7 @@ def demo_command(
     names = [name.strip() for name in policies.split(",")]
     known = load_policies(shipped("policies"))
     for name in names:
-        choose_policy(known, name)
+        find_policy(known, name)
     mix = sessions(seed, duration_s=seconds, sessions_per_s=SESSIONS_PER_POD_S * pods)
     plan = FleetPlan(pods=pods, num_blocks=NUM_BLOCKS)
     try:

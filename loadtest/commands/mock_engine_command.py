@@ -22,7 +22,7 @@ from loadtest.mock_engine.mock_engine import MockEngine, serve
 from router.addresses import MAX_PORT
 from router.cli.options import with_options
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate

@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import typer
 
 from loadtest.priors.architecture import Config, KvDtype, KvSize, kv_size, prefill_work
-from loadtest.priors.estimate import estimated_row
+from loadtest.priors.estimate import estimated_row, load_gpus
 from router.config.load import shipped
-from router.config.priors import SpeedPrior, load_gpus, load_priors
+from router.config.models import SpeedPrior, load_priors
 from router.errors import ConfigError
 
 MODEL_CONFIG = "config.json"

@@ -19,13 +19,13 @@ from loadtest.simulator.traffic import (
     receipts_traffic,
 )
 from router.admission.tenant import Slo
+from router.cli.receipt_files import LineT
 from router.config.load import load, shipped, validate_options
+from router.config.models import load_priors, prior_speed
 from router.config.policy_files import load_policies
-from router.config.priors import load_priors, prior_speed
 from router.config.schema import CostPrior, ModelConfig, RouterConfig
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
-from router.observe.receipt_lines import LineT
 from router.types import PodSpeed
 
 DEFAULT_FLEET = Path("llama-70b-h100")

@@ -26,11 +26,11 @@ from loadtest.gpu.fleet_record import MeasuredFleet, MeasuredRequest
 from loadtest.simulator.traffic import hashed_request
 from loadtest.traffic.chat_workload import ChatSession, prose, sessions
 from loadtest.traffic.load_driver import LoadDriver, RequestResult, play
+from router.cli.receipt_files import receipts_of
 from router.config.load import shipped
-from router.config.priors import load_priors, prior_speed
+from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
 from router.errors import ConfigError
-from router.observe.receipt_lines import read_receipts
 from router.observe.receipts import Receipt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
@@ -265,6 +265,6 @@ def _request(one: RequestResult, receipt: Receipt | None, agree: bool, blocks: l
 def _receipts(file: Path) -> dict[str, Receipt]:
     """By id; none if the router did not write its file."""
     try:
-        return {one.id: one for one in read_receipts(file)}
+        return {one.id: one for one in receipts_of(file)}
     except ConfigError:
         return {}

@@ -35,7 +35,7 @@ from loadtest.gpu.fit import (
 from loadtest.gpu.fleet_record import MeasuredFleet, read_fleet
 from loadtest.gpu.simulated import Figures, MeasuredPod, cached_tokens, expected_times, figures, route_ms, simulate
 from router.config.load import shipped
-from router.config.priors import load_priors
+from router.config.models import load_priors
 from router.types import PodSpeed
 
 IN_ENGINE = "prefill_ms"

@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.frontends.http.connection import UpstreamTimeouts
+from router.config.schema import Limits
 from router.frontends.http.headers import request_message
 from router.frontends.http.upstream import UpstreamPool
 
 TIMEOUT_S = 10.0
-TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=60.0, idle_s=60.0)
+TIMEOUTS = Limits(connect_timeout_s=5.0, first_byte_timeout_s=60.0, idle_timeout_s=60.0)
 TOKENS = range(1_000, 100_000)
 """Alphabet of the prompts."""
 ANSWER_TOKEN = 67

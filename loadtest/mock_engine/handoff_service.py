@@ -36,8 +36,8 @@ from loadtest.mock_engine.mock_requests import EngineError, GenerationRequest, d
 from loadtest.mock_engine.pinned_kv import HandoffCounters, PinnedKv, PinTable
 from loadtest.mock_engine.step_loop import StepLoop, TokenStream
 from router.addresses import join_address
+from router.config.schema import Limits
 from router.errors import UpstreamBroken, UpstreamError
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.headers import request_message
 from router.frontends.http.relay import read_all
 from router.frontends.http.upstream import UpstreamPool
@@ -82,7 +82,11 @@ class HandoffService:
         self._faults = faults
         self._listen_address = listen_address
         self.dialect = dialect_of(config.handoff)
-        self._timeouts = UpstreamTimeouts(CONNECT_TIMEOUT_S, config.handoff.wait_s, config.handoff.wait_s)
+        self._limits = Limits(
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            first_byte_timeout_s=config.handoff.wait_s,
+            idle_timeout_s=config.handoff.wait_s,
+        )
         self._new_epoch()
 
     def _new_epoch(self) -> None:
@@ -146,7 +150,7 @@ class HandoffService:
     async def _post(self, url: str, path: bytes, body: msgspec.Struct) -> LoadedKv:
         """The peer's response. Each request has its own connection, so that none outlives an epoch of the peer. Raises
         `UpstreamError`, and `ValueError` for an invalid URL or response."""
-        pool = UpstreamPool(url, url, self._timeouts)
+        pool = UpstreamPool(url, url, self._limits)
         message = request_message("POST", path, pool.host_header, [], msgspec.json.encode(body))
         try:
             reply = await pool.exchange_once(lambda: message)

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pydantic import NonNegativeFloat, PositiveFloat
+
 from loadtest.priors.architecture import PrefillWork
-from router.config.priors import HARDWARE, GpuPrior, SpeedPrior
+from router.config.load import Strict, load, shipped
+from router.config.models import HARDWARE, SpeedPrior
 from router.errors import ConfigError
 
 _FLOP_PER_MS_PER_TFLOPS = 1e9
+
+
+class GpuPrior(Strict):
+    """The throughput of one GPU in prefill, for models without a fitted row."""
+
+    c0_ms: NonNegativeFloat
+    prefill_tflops: PositiveFloat
+    attention_tflops: PositiveFloat
+    source: str
+
+
+class GpuPriors(Strict):
+    """`config/hardware/gpus.yaml`."""
+
+    gpus: dict[str, GpuPrior]
+
+
+def load_gpus() -> dict[str, GpuPrior]:
+    """The shipped GPU priors by name. Raises `ConfigError`."""
+    return load(shipped("config") / "hardware" / "gpus.yaml", GpuPriors).gpus
 
 
 def estimated_row(work: PrefillWork, hardware: str, gpus: Mapping[str, GpuPrior]) -> SpeedPrior:

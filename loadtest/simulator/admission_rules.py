@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from router.admission.admission_queue import QueueLimits
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Tenant
 from router.request.queues import QueueSettings
 
@@ -28,7 +28,7 @@ class Admission:
     """A rule, and who sends what. `tenants`: by the kind of a session; others belong to one tenant."""
 
     rule: Rule = Rule.NONE
-    queue: QueueLimits = field(default_factory=QueueLimits)
+    queue: AdmissionConfig = field(default_factory=AdmissionConfig)
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 

@@ -21,8 +21,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
+from router.cli.receipt_files import decoded_lines
 from router.errors import ConfigError
-from router.observe.receipt_lines import decoded_lines
 from router.types import BlockHash
 
 STARTS_EVERY_S = 90.0

@@ -19,10 +19,11 @@ from pydantic import ConfigDict
 
 from loadtest.simulator.virtual_clock import VirtualClock
 from router.admission.tenant import NO_SLO, Slo
+from router.config.index_schema import Index
 from router.config.policy_files import load_classes
 from router.config.schema import Limits
 from router.decision import RouteDecision
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.blockmap import PodCache
@@ -40,14 +41,13 @@ from router.request.clock import Clock
 from router.request.core import CoreSettings, Observers, build_core
 from router.request.decisions import Routing
 from router.request.fleet_state import FleetState
-from router.request.predictions import PredictionLimits
 from router.request.queues import ModelQueue, QueueSettings
 from router.stores.prefix_store import LocalStore
 from router.types import BlockChange, Generation, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
 
-NEVER_EJECT = EjectionRules(failures_to_eject=sys.maxsize, late_to_eject=0)
+NEVER_EJECT = Probes(failures_to_eject=sys.maxsize, slow_ttfts_to_eject=0)
 """No probe readmits a simulated pod."""
-_LIMITS = Limits()
+_LIMITS, _INDEX = Limits(), Index()
 _shipped_classes = cache(load_classes)
 
 
@@ -59,9 +59,9 @@ class Knowledge:
     """
 
     events: bool = True
-    predicted_ttl_s: float = 30.0
-    no_events_ttl_s: float = 1200.0
-    no_events_capacity_tokens: int = 400_000
+    predicted_ttl_s: float = _INDEX.predicted_ttl_s
+    no_events_ttl_s: float = _INDEX.no_events_ttl_s
+    no_events_capacity_tokens: int = _INDEX.no_events_capacity_tokens
     kv_groups: bool = True
     """Whether it knows the groups of layers that the pods have, rather than assumes full attention."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -70,7 +70,9 @@ class Knowledge:
 class Unrecorded:
     """Keeps no decisions and counts no speeds."""
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None: ...
+    def record(
+        self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
+    ) -> None: ...
     def observe_transfer(self, kind: str, kv_bytes: float, elapsed_ms: float, slowdown: float | None) -> None: ...
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None: ...
     def observe_regret(self, model: str, regret_ms: float) -> None: ...
@@ -204,17 +206,17 @@ class RouterView:
 
 def _rules(knowledge: Knowledge) -> AttemptRules:
     """Those of a new process: its retry budget is full."""
-    predictions = PredictionLimits(
+    index = Index(
         predicted_ttl_s=knowledge.predicted_ttl_s,
         no_events_ttl_s=knowledge.no_events_ttl_s,
         no_events_capacity_tokens=knowledge.no_events_capacity_tokens,
-        publishes_events=lambda _pod: knowledge.events,
     )
     return AttemptRules(
         retries=_LIMITS.retries,
         route_headers=False,
         budget=RetryBudget(_LIMITS.retry_budget),
-        predictions=predictions,
+        index=index,
+        publishes_events=lambda _pod: knowledge.events,
         handoff_facts=lambda _pod, _dialect: {},
     )
 

@@ -16,9 +16,9 @@ from typing import Annotated
 
 import msgspec
 
+from router.cli.receipt_files import decoded_lines
 from router.errors import ConfigError
 from router.hashing import hash_blocks
-from router.observe.receipt_lines import decoded_lines
 from router.observe.receipts import Receipt
 from router.types import BlockHash
 

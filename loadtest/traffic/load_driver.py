@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 import msgspec
 
 from loadtest.traffic.chat_workload import ChatSession
+from router.config.schema import Limits
 from router.errors import ConnectFailed, RouterError, UpstreamBroken
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.headers import request_message
 from router.frontends.http.upstream import UpstreamPool
 from router.request.inbound import IncomingResponse, first_values
 from router.types import Endpoint
 
-TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=120.0, idle_s=120.0)
+TIMEOUTS = Limits(connect_timeout_s=5.0, first_byte_timeout_s=120.0, idle_timeout_s=120.0)
 _HEADERS = [(b"content-type", b"application/json")]
 _decode_chunk = msgspec.json.Decoder(dict[str, Any]).decode
 

@@ -15,7 +15,7 @@ from itertools import accumulate, count, islice
 from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
-from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveInt
+from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, FairShares, Waiting
 from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
@@ -83,26 +83,27 @@ they do not send equally much, and the pod's queue shows what they sent."""
 FIRST_TOKENS_PART = 0.2
 """The share of the requests that may miss their SLO by a late first token. The others may get later tokens late:
 prompts on the same pod, which nobody can predict, delay short answers."""
-MAX_ERROR_SHARE, ERROR_STEP = 0.5, 0.05
-MAX_REST_MS, REST_STEP_MS = 1000.0, 15.0
-"""Bounds and steps of the learnt margins, see `LearntMargin`. In an overload of the conversation trace, with 100 ms
-more rest 1.6 % fewer requests miss their SLO, so it is learnt from about 400 requests."""
+FIRST_ERROR_SHARE, MAX_ERROR_SHARE, ERROR_STEP = 0.05, 0.5, 0.05
+FIRST_REST_MS, MAX_REST_MS, REST_STEP_MS = 200.0, 1000.0, 15.0
+"""First and highest values, and steps, of the learnt margins: `LearntMargin`. In an overload of the conversation trace,
+with 100 ms more rest 1.6 % fewer requests miss their SLO, so it is learnt from about 400 requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueLimits:
-    """Bounds of a queue, and the margins that it starts with.
-
-    `slo_share`: of the requests that are not refused, those that shall meet their SLO; margins are learnt for it.
-    `error_share`: how much later than predicted the first token may come. `rest_ms`: the time for decoding alone
-    between two prompts of a pod."""
+class AdmissionConfig:
+    """The queue in front of the fleet. While no pod has a place for it, a request waits in the router and not in an
+    engine; a request that would be late is refused at once, with 503, or with 429 if its tenant has used its share."""
 
     max_requests: PositiveInt = 1000
-    max_bytes: PositiveInt = 256 << 20
-    max_wait_ms: NonNegativeFloat = 1200.0
-    slo_share: Annotated[float, Field(gt=0, lt=1)] = 0.975
-    error_share: NonNegativeFloat = 0.05
-    rest_ms: NonNegativeFloat = 200.0
+    """Waiting requests of one model. Beyond that, the tenant with the most waiting prefill loses its
+    last one."""
+    max_bytes: PositiveInt = 256 * 1024 * 1024
+    """Their bodies."""
+    max_wait_ms: PositiveFloat = 1200.0
+    """The longest wait that is predicted for a request that is not refused."""
+    slo_share: Annotated[float, Field(ge=0.5, le=0.999)] = 0.975
+    """The share of the accepted requests that shall meet the SLO; a larger one refuses more. How much later than
+    predicted a first token may come, and how long a pod only decodes between two prompts, is learnt for it."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
@@ -153,18 +154,25 @@ class Closed(NamedTuple):
 
 class AdmissionQueue:
     """The queue of one model. `tpot_ms`: the strictest limit of those that are served; `senders` returns the number of
-    processes that send to the same pods now, of all routers: each sends its part."""
+    processes that send to the same pods now, of all routers: each sends its part. `error_share`, `rest_ms`: the
+    margins that it starts with."""
 
-    def __init__(self, limits: QueueLimits, tpot_ms: float = math.inf, senders: Callable[[], int] = lambda: 1) -> None:
+    def __init__(
+        self,
+        limits: AdmissionConfig,
+        tpot_ms: float = math.inf,
+        senders: Callable[[], int] = lambda: 1,
+        error_share: float = FIRST_ERROR_SHARE,
+        rest_ms: float = FIRST_REST_MS,
+    ) -> None:
         self._limits = limits
         self._tpot_ms = tpot_ms
         self._senders = senders
         missing, part = 1 - limits.slo_share, FIRST_TOKENS_PART
-        rest_ms = limits.rest_ms if tpot_ms < math.inf else 0.0
-        error = LearntMargin(limits.error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
+        error = LearntMargin(error_share, MAX_ERROR_SHARE, ERROR_STEP, missing * part)
         self.error_share = TenantMargins(error)
         """How much later than predicted a first token may come: for each tenant, its own."""
-        rest = LearntMargin(rest_ms, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
+        rest = LearntMargin(rest_ms if tpot_ms < math.inf else 0.0, MAX_REST_MS, REST_STEP_MS, missing * (1 - part))
         self.rest_ms = TenantMargins(rest)
         """The time between two prompts of a pod: that for all."""
         self._order = FairOrder()

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, ClassVar, TypeAlias
 
+import msgspec
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat
 
-from router.admission.quotas import Quota
+from router.admission.quotas import Hold, Quota
 
 MAX_WEIGHT = 1e6
 
@@ -95,6 +96,16 @@ class Tenant:
 
 OPEN_TENANT = Tenant()
 """Every request's tenant where no tenants are configured."""
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """For whom a request came in."""
+
+    owner: str = ""
+    """Whose share of the router's limits it uses: the tenant's, or its network's; empty if only a proxy is known."""
+    tenant: Tenant = OPEN_TENANT
+    hold: Hold | None = None
+    """Its place among its tenant's concurrent requests, until its body is complete."""
 
 
 def salt_of(tenant: str, share: str) -> str:

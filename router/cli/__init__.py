@@ -14,7 +14,7 @@ from router.errors import ConfigError
 
 COMMANDS = {
     "serve": ("router.cli.serve:serve_command", "Run the router."),
-    "picker": ("router.cli.picker:picker_command", "Run the router as the endpoint picker of a gateway."),
+    "picker": ("router.cli.serve:picker_command", "Run the router as the endpoint picker of a gateway."),
     "publish": ("router.cli.publish:publish_command", "Publish the blocks of a cache tier to the cluster index."),
     "doctor": ("router.cli.doctor:doctor_command", "Check each part of a deployment; say what to do."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
@@ -25,7 +25,7 @@ COMMANDS = {
 GROUPS = {
     "config": ("router.cli.config_commands:config_app", "Check a configuration, show the defaults."),
     "receipts": ("router.cli.receipts_command:receipts_app", "Sum up files of receipts by hour, class and pod."),
-    "tenants": ("router.cli.tenants:tenants_app", "Make API keys of tenants."),
+    "tenants": ("router.cli.config_commands:tenants_app", "Make API keys of tenants."),
     "policy": ("router.cli.policy:policy_app", "List, check and compare policies."),
 }
 REMOVED = {
@@ -37,14 +37,13 @@ REMOVED = {
     "top": "open /ui on the router's admin port, or use `warmroute pods`",
 }
 """Commands of earlier versions, with what to use instead."""
-LABORATORY = ("demo", "simulate", "compare", "plan", "mock-engine", "prior")
-"""Commands of the folder `loadtest`, which an installation of an earlier version in a clone does not find."""
+ADDED = "warmroute.commands"
+"""Other packages add commands by this entry point. An installation of an earlier version in a clone has none."""
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Those of the router, and those that other packages add by the entry point `warmroute.commands`: a table of the
-    same kind, which cannot replace any."""
-    added = (entry.load() for entry in entry_points(group="warmroute.commands"))
+    """Those of the router, and those that other packages add: a table of the same kind, which cannot replace any."""
+    added = (entry.load() for entry in entry_points(group=ADDED))
     return {name: command for table in (COMMANDS, *added, COMMANDS) for name, command in table.items()}
 
 
@@ -56,7 +55,7 @@ def main() -> None:
         if name in REMOVED:
             print(f"`warmroute {name}` was removed: {REMOVED[name]}", file=sys.stderr)
             sys.exit(2)
-    if words and words[0] in LABORATORY and words[0] not in commands():
+    if words and words[0] not in COMMANDS | GROUPS and not entry_points(group=ADDED):
         print(f"`warmroute {words[0]}` is not installed: run `pip install .` again in the clone", file=sys.stderr)
         sys.exit(2)
     try:

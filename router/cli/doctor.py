@@ -29,22 +29,21 @@ from router.cli.options import PoliciesOption, flag
 from router.cli.terminal import printable
 from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.mistakes import nearest
-from router.config.priors import all_priors
+from router.config.models import all_priors
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.supervise import running, wait_until
 from router.fleet.fleet import Fleet
-from router.frontends.http.upstream import upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.observe.metrics import Metrics
 from router.observe.tracing import collector_hint
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, redis_error_text
+from router.stores.redis_connection import connect, redis_error_text
 from router.stores.redis_schema import VERSION, Keys
 from router.types import PodState, PodStatus
-from router.wiring.cluster_member import redis_address
 from router.wiring.config_check import check_router
 from router.wiring.decision_records import build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
@@ -126,7 +125,7 @@ async def _redis(it: Subject) -> Findings:
     if redis is None:
         yield Finding("ok", "Redis", "not used: this router shares no index")
         return
-    connection, version = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s), "unknown"
+    connection, version = connect(redis), "unknown"
     about, reader = f"Redis {connection.nodes}", IndexReader(connection, Keys(redis.namespace))
     try:
         with suppress(NoPermissionError):
@@ -216,7 +215,7 @@ async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClie
     skipped = frozenset(model.name for model in of_hub if model.tokenizer and not is_local(model.tokenizer))
     models = (m.model_copy(update={"tokenizer": None}) if m.name in skipped else m for m in config.models)
     config = config.model_copy(update={"models": tuple(models)})
-    found, pools, metrics, fleet = list[Finding](), upstream_pools(config.limits), Metrics(), Fleet()
+    found, pools, metrics, fleet = list[Finding](), UpstreamPools(config.limits), Metrics(), Fleet()
     with capture_logs():
         prompts = Prompts(config, pools.of, partial(ready_pods, fleet), metrics, load_tokenizer, FleetLookups())
         parts = FleetParts(config, all_priors(config.priors), metrics, fleet, prompts, pools)

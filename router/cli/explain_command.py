@@ -21,11 +21,10 @@ from rich.table import Table
 
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, UrlOption, fail
 from router.cli.options import PoliciesOption, flag, with_options
-from router.cli.receipt_files import lines_of, local, time_option
+from router.cli.receipt_files import lines_of, local, recorded, time_option
 from router.cli.terminal import printable
 from router.config.load import shipped
 from router.config.policy_files import load_policies
-from router.observe.receipt_lines import recorded
 from router.observe.receipts import Explained, Receipt, explained_later
 from router.policy.catalog import DELAYS
 from router.policy.eligible import LeftOut

@@ -13,14 +13,12 @@ import typer
 import uvicorn
 from starlette.types import ASGIApp
 
-from router.admission.gate import AdmissionGate
 from router.cli.options import configured
 from router.config.load import load, validate_options
-from router.config.model_names import with_model_folders
+from router.config.models import with_model_folders
 from router.config.router_file import MistakeList, check_keys, with_redis_url
 from router.config.schema import Limits, RouterConfig
 from router.errors import ConfigError
-from router.frontends.http.app import App
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.observe.log import configure_logging
@@ -73,9 +71,9 @@ def publish_command(
     uvicorn.run(bounded(agent.app, chosen.limits), host=chosen.publish.host, port=chosen.publish.port, **SERVER)
 
 
-def bounded(app: ASGIApp, limits: Limits) -> App:
+def bounded(app: ASGIApp, limits: Limits) -> HttpEdge:
     """The application behind the limits of a listener."""
-    return App(HttpEdge(limits), app, AdmissionGate())
+    return HttpEdge(limits, app)
 
 
 def _with_options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,10 +16,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from router.cli.admin_client import JsonOption
-from router.cli.receipt_files import lines_of, local, time_option
+from router.cli.receipt_files import ReceiptLine, lines_of, local, time_option
 from router.cli.terminal import folded_table, printable
 from router.observe.changes import Change
-from router.observe.receipts import Line, Receipt
+from router.observe.receipts import Receipt
 from router.observe.thresholds import FAILED
 
 HOUR_S = 3600
@@ -63,6 +64,15 @@ class Tally:
             self.ttft_ms += one.ttft_ms
             self.steps[round(log(max(one.ttft_ms, 0.01), STEP))] += 1
 
+    def merge(self, other: Tally) -> None:
+        self.requests += other.requests
+        self.failed += other.failed
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.ttft_ms += other.ttft_ms
+        self.steps += other.steps
+        self.first_s, self.last_s = min(self.first_s, other.first_s), max(self.last_s, other.last_s)
+
     def row(self) -> dict[str, int | float | str | None]:
         """TTFT (mean, p50, p99) in milliseconds, the cached share in percent, times of the first and last request."""
         streamed = self.steps.total()
@@ -89,7 +99,15 @@ Tallies = defaultdict[str, defaultdict[str, Tally]]
 """By kind of row and name."""
 
 
-def summed(lines: Iterable[Line | Change]) -> tuple[Tallies, list[Change]]:
+def _add(rows: defaultdict[str, Tally], name: str, one: Receipt) -> None:
+    """Count a receipt in its row. Beyond `MAX_ROWS`, the row whose last request is the oldest is added to `OTHERS`."""
+    if name not in rows and len(rows.keys() - {OTHERS}) >= MAX_ROWS:
+        oldest = min(rows.keys() - {OTHERS}, key=lambda known: (rows[known].last_s, known))
+        rows[OTHERS].merge(rows.pop(oldest))
+    rows[name].add(one)
+
+
+def summed(lines: Iterable[ReceiptLine]) -> tuple[Tallies, list[Change]]:
     """In one pass and bounded memory."""
     tallies: Tallies = defaultdict(lambda: defaultdict(Tally))
     changes: deque[Change] = deque(maxlen=MAX_CHANGES)
@@ -99,8 +117,7 @@ def summed(lines: Iterable[Line | Change]) -> tuple[Tallies, list[Change]]:
         elif isinstance(line, Receipt):
             hour, policy = local(line.at_s - line.at_s % HOUR_S)[:-3], f"{line.policy} {line.policy_version}".strip()
             for by, name in ("hour", hour), ("class", line.workload), ("pod", line.pod), ("policy", policy):
-                rows = tallies[by]
-                rows[name if name in rows or len(rows) < MAX_ROWS else OTHERS].add(line)
+                _add(tallies[by], name, line)
     return tallies, sorted(changes, key=lambda change: change.at_s)
 
 
@@ -132,6 +149,8 @@ def summary_command(
         for kind, named in tallies.items()
         if by in (None, kind)
     }
+    for kind in rows.keys() & {kind for kind, named in tallies.items() if OTHERS in named}:
+        print(f"more than {MAX_ROWS} rows by {kind}: the oldest are added up as `{OTHERS}`", file=sys.stderr)
     if as_json:
         print(msgspec.json.encode(rows | {"changes": changes}).decode())
         return

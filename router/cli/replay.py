@@ -6,9 +6,10 @@ Compares each new decision with the recorded choice. Whether that pays, `warmrou
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 import typer
@@ -17,11 +18,11 @@ from rich.padding import Padding
 from rich.table import Table
 
 from router.cli.options import PoliciesOption, flag
+from router.cli.receipt_files import lines_of, recorded
 from router.cli.terminal import folded_table, printable
 from router.config.load import shipped
 from router.config.policy_files import PolicyFolder, find_policy, load_policies
 from router.errors import ConfigError
-from router.observe.receipt_lines import read_lines, recorded
 from router.policy.price import Choice
 from router.policy.recording import RecordedScene
 from router.policy.review import Review, review
@@ -45,19 +46,32 @@ def replay_command(
     limit: Annotated[int, typer.Option(min=1, help="Number of moves and changes to list.")] = 10,
     json: Annotated[bool, flag("--json", "Print JSON instead of tables.")] = False,
 ) -> None:
-    decided = RecordedChoices(receipts)
-    found = _review(decided, policy, policies or shipped("policies"), default, limit)
+    without_fleet = Counter[Path]()
+    found = _review(choices(receipts, without_fleet), policy, policies or shipped("policies"), default, limit)
     if not found.decisions:
         raise ConfigError(f"{receipts}: no recorded scenes; enable receipts.replay_data")
-    if decided.without_fleet:
-        print(f"skipped {decided.without_fleet} scenes: the lines of their fleets are missing", file=sys.stderr)
+    if skipped := without_fleet[receipts]:
+        print(f"skipped {skipped} scenes: the lines of their fleets are missing", file=sys.stderr)
     if json:
         print(msgspec.json.encode(found).decode())
     else:
         Console().print(page(found))
 
 
-def _review(decided: RecordedChoices, policy: str | None, folder: Path, default: str, limit: int) -> Review:
+Choices: TypeAlias = Iterator[tuple[RecordedScene, Choice | None, str]]
+"""The scenes of a file, each with its choice and the policy that decided."""
+
+
+def choices(path: Path, without_fleet: Counter[Path]) -> Choices:
+    """Raises `ConfigError` with the line number of an invalid line; counts the scenes `without_fleet`."""
+    for receipt, scene in recorded(lines_of(path)):
+        if scene is not None:
+            yield scene, receipt.candidates[0].choice if receipt.candidates else None, receipt.policy
+        elif receipt.scene:
+            without_fleet[path] += 1
+
+
+def _review(decided: Choices, policy: str | None, folder: Path, default: str, limit: int) -> Review:
     """The review with one policy, or with those of a folder as `serve` would use them."""
     if policy is not None:
         found = find_policy(load_policies(folder), policy)
@@ -65,22 +79,6 @@ def _review(decided: RecordedChoices, policy: str | None, folder: Path, default:
     every = PolicyFolder(folder, default).read()
     rows = ((scene.scene(), was, every.for_recorded(scene, by)) for scene, was, by in decided)
     return review(rows, str(folder), limit=limit)
-
-
-class RecordedChoices:
-    """The scenes of a file, each with its choice and the policy that decided. Raises `ConfigError` with the line number
-    of an invalid line."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.without_fleet = 0
-
-    def __iter__(self) -> Iterator[tuple[RecordedScene, Choice | None, str]]:
-        for receipt, kept in recorded(read_lines(self._path)):
-            if kept is not None:
-                yield kept, receipt.candidates[0].choice if receipt.candidates else None, receipt.policy
-            elif receipt.scene:
-                self.without_fleet += 1
 
 
 def page(found: Review) -> RenderableType:

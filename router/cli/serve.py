@@ -1,27 +1,41 @@
-"""`warmroute serve`: runs the router. Options override the configuration file."""
+"""`warmroute serve` and `warmroute picker`: run the router, for clients or as the endpoint picker of a gateway.
+
+Options override the configuration file.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import resource
+import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import structlog
 import typer
 
 from router.admission.fair_bound import KEPT_PART
-from router.cli.options import configured, with_options
+from router.cli.options import PoliciesOption, configured, with_options
 from router.config.load import shipped, validate_options
-from router.config.priors import without_cost
+from router.config.models import all_priors, without_cost
 from router.config.router_file import MistakeList, load_router
 from router.config.schema import RouterConfig
 from router.config.watched_file import StartupFiles
+from router.errors import ConfigError
 from router.observe.log import configure_logging
+
+if TYPE_CHECKING:
+    from router.frontends.http.server import SocketServer
+    from router.wiring.program import Front, Program
+
+Bound = TypeVar("Bound")
 
 log = structlog.get_logger()
 
@@ -71,6 +85,19 @@ class ServeOptions:
     ] = None
 
 
+@dataclass(frozen=True)
+class PickerOptions:
+    config: Annotated[Path, typer.Option(help="router.yaml; see `warmroute config show`.")]
+    policies: PoliciesOption = None
+    host: Annotated[str | None, typer.Option(help="Address for gateways.", show_default=configured("picker.host"))] = (
+        None
+    )
+    port: Annotated[int | None, typer.Option(help="Port for gateways.", show_default=configured("picker.port"))] = None
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port of /admin and /metrics.", show_default=configured("admin.port"))
+    ] = None
+
+
 @with_options(ServeOptions)
 def serve_command(options: ServeOptions) -> None:
     """Serve until SIGTERM; running responses may finish."""
@@ -91,29 +118,15 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
 
     import uvicorn
 
-    from router.config.priors import all_priors
-    from router.frontends.http.listen_sockets import bind_admin, bind_port, open_port
+    from router.frontends.http.listen_sockets import bind_port, open_port
     from router.frontends.http.protocol import EdgeProtocol
-    from router.frontends.http.server import DrainingServer, SocketServer
-    from router.wiring.gc_tuning import tune_gc
-    from router.wiring.malloc_tuning import release_free_memory, tune_malloc
-    from router.wiring.program import Program
-    from router.wiring.prompts import preloaded
+    from router.frontends.http.server import DrainingServer
 
-    tune_malloc()
     config = _with_fitting_connections(config, allow_all_open_files())
-    admin = bind_admin(config.admin)
-    public = bind_port(config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
-    policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
-    load = preloaded(config.models, MistakeList(options.config))
-    gc.enable()
-    release_free_memory()
-    program = Program(config, policies, priors, load, files=files)
-    tune_gc()
-    release_free_memory()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    bind = partial(bind_port, config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
+    program, admin, public = _started(config, options, files, bind)
     settings = uvicorn.Config(
-        program.app,
+        program.edge,
         loop="uvloop",
         http=EdgeProtocol,
         ws="none",
@@ -128,7 +141,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
         settings.ssl_context_factory = lambda *_: certificate.context
     server = DrainingServer(
         settings,
-        SocketServer(program.admin, admin),
+        admin,
         delay_s=config.limits.drain_delay_s,
         summary=program.summary,
         figures=program.metrics.figures,
@@ -138,6 +151,35 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
         server.run([public])
     if not server.started:
         raise typer.Exit(STARTUP_FAILURE)
+
+
+def _started(
+    config: RouterConfig,
+    options: ServeOptions | PickerOptions,
+    files: StartupFiles,
+    bind: Callable[[], Bound],
+    front: Front | None = None,
+) -> tuple[Program, SocketServer, Bound]:
+    """The program that is ready to run, its admin listener, and what `bind` returns: ports are taken before models are
+    loaded."""
+    from router.frontends.http.listen_sockets import bind_admin
+    from router.frontends.http.server import SocketServer
+    from router.wiring.gc_tuning import tune_gc
+    from router.wiring.malloc_tuning import release_free_memory, tune_malloc
+    from router.wiring.program import HTTP_FRONT, Program
+    from router.wiring.prompts import preloaded
+
+    tune_malloc()
+    admin, bound = bind_admin(config.admin), bind()
+    policies, priors = options.policies or shipped("policies"), all_priors(config.priors)
+    load = preloaded(config.models, MistakeList(options.config))
+    gc.enable()
+    release_free_memory()
+    program = Program(config, policies, priors, load, files=files, front=front or HTTP_FRONT)
+    tune_gc()
+    release_free_memory()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    return program, SocketServer(program.admin, admin), bound
 
 
 def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig:
@@ -183,3 +225,53 @@ def _with_fitting_connections(config: RouterConfig, open_files: int) -> RouterCo
         hint="raise the hard limit of open files (`ulimit -Hn`; LimitNOFILE in systemd) to serve more clients",
     )
     return config.model_copy(update={"limits": limits.model_copy(update={"max_connections": allowed})})
+
+
+# --- the endpoint picker ---
+
+
+@with_options(PickerOptions)
+def picker_command(options: PickerOptions) -> None:
+    """Serve gateways until SIGTERM; running responses may finish."""
+    try:
+        import grpc  # noqa: F401, because the extra may be missing
+    except ImportError:
+        raise ConfigError("`warmroute picker` needs grpcio: run `pip install '.[picker]'` in the clone") from None
+    config = _with_picker_overrides(load_router(options.config), options)
+    configure_logging(config.log.format, config.log.level)
+    gc.disable()
+
+    import uvloop
+
+    from router.wiring.picker_front import picker_front
+
+    allow_all_open_files()
+    files, front = StartupFiles(config, options.config), picker_front(config.picker)
+    program, admin, _ = _started(config, options, files, lambda: None, front)
+    uvloop.run(_serve_gateways(config, program, admin))
+
+
+async def _serve_gateways(config: RouterConfig, program: Program, admin: SocketServer) -> None:
+    from router.frontends.extproc.picker_server import PickerServer
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    server = PickerServer(program.edge, config, program.is_ready, program.pods.sources.priority)
+    async with program.run():
+        await admin.open()
+        port = await server.open()
+        log.info("serving gateways", host=config.picker.host, port=port, **program.summary())
+        await stop.wait()
+        log.info("draining", streams=server.streams)
+        await server.close(config.limits.drain_delay_s, config.limits.drain_timeout_s)
+        await admin.close()
+    log.info("stopped", **program.metrics.figures())
+
+
+def _with_picker_overrides(config: RouterConfig, options: PickerOptions) -> RouterConfig:
+    given = {"host": options.host, "port": options.port}
+    picker = config.picker.model_copy(update={key: value for key, value in given.items() if value is not None})
+    port = config.admin.port if options.admin_port is None else options.admin_port
+    return config.model_copy(update={"picker": picker, "admin": config.admin.model_copy(update={"port": port})})

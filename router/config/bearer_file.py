@@ -5,8 +5,8 @@ from __future__ import annotations
 import hmac
 from functools import partial
 
-from router.config.listen_schema import AdminListen
 from router.config.load import read_named
+from router.config.schema import AdminListen
 from router.config.watched_file import watched
 from router.errors import ConfigError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ssl
 from functools import cache, partial
 
-from router.config.listen_schema import ListenTls
 from router.config.load import read_named
+from router.config.schema import ListenTls
 from router.config.watched_file import StaleFile, WatchedFile, watched
 from router.errors import ConfigError
 from router.types import PodTls

@@ -1,13 +1,16 @@
 """Reads YAML files into frozen pydantic models.
 
 Unknown keys, wrong types and duplicate keys raise `ConfigError` with file, line, path and a similar valid key, if any.
+
+`${NAME}` and `${NAME:-default}` in values, but not in keys, are replaced with environment variables; `$${` is a literal
+`${`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import repeat
@@ -18,9 +21,64 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from ruamel.yaml import YAML
 
 from router.addresses import split_url
-from router.config.environment import with_environment
-from router.config.mistakes import FILE_SUFFIXES, UNSHOWN, explain_mistakes, place_in_data, unshown, yaml_mistake
+from router.config.mistakes import (
+    FILE_SUFFIXES,
+    UNSHOWN,
+    FromEnvironment,
+    Location,
+    explain_mistakes,
+    place_in_data,
+    unshown,
+    yaml_mistake,
+)
 from router.errors import ConfigError
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})?")
+FOLDER = "folder"
+"""Key of the validation context: the folder of the file that is read."""
+ENGINE_TOKENIZER = "engine"
+"""The `tokenizer` of a model that the pods tokenize."""
+MODEL_FOLDER = "{model}"
+"""In the `tokenizer` of a pattern: a folder with the name of the model."""
+_IN_FOLDER = re.compile(r"[^{}]*/\{model\}(/[^{}]+)?")
+MAX_VALUES = 500_000
+"""In a file: aliases of aliases multiply."""
+CACHED_DOCUMENTS = 64
+"""Parsing a policy blocks the process for two milliseconds, so a reload only parses changed files."""
+
+
+def with_environment(data: Any, variables: Mapping[str, str]) -> tuple[Any, list[tuple[Location, str]]]:
+    """The data with the values of the variables, and what is wrong at which place."""
+    mistakes: list[tuple[Location, str]] = []
+
+    def replaced(node: Any, keys: Location) -> Any:
+        if isinstance(node, dict):
+            return {key: replaced(value, (*keys, key)) for key, value in node.items()}
+        if isinstance(node, list):
+            return [replaced(value, (*keys, number)) for number, value in enumerate(node)]
+        if not isinstance(node, str) or "${" not in node:
+            return node
+        messages = {_mistake(found, variables): None for found in _REFERENCE.finditer(node)}
+        mistakes.extend((keys, f"{'.'.join(map(str, keys))}: {message}") for message in messages if message)
+        return FromEnvironment(_REFERENCE.sub(lambda found: _value(found, variables) or "", node))
+
+    return replaced(data, ()), mistakes
+
+
+def _value(found: re.Match[str], variables: Mapping[str, str]) -> str | None:
+    """What replaces the reference; None if the variable has no value."""
+    if found["name"] is None:
+        return "${"
+    value = variables.get(found["name"])
+    return value if value or found["default"] is None else found["default"]
+
+
+def _mistake(found: re.Match[str], variables: Mapping[str, str]) -> str:
+    if found[0] == "${":
+        return "`${` must be followed by a name and `}`: write ${NAME} or ${NAME:-default}, or $${ for a literal ${"
+    if _value(found, variables) is None:
+        return f"environment variable {found['name']} is not set; set it, or write ${{{found['name']}:-default}}"
+    return ""
 
 
 class Strict(BaseModel):
@@ -42,17 +100,6 @@ def checked_url(value: str) -> str:
 
 HttpUrl = Annotated[str, AfterValidator(checked_url), UNSHOWN]
 """The URL of a server. A user name or password in it is an error, because URLs are logged."""
-FOLDER = "folder"
-"""Key of the validation context: the folder of the file that is read."""
-
-
-ENGINE_TOKENIZER = "engine"
-"""The `tokenizer` of a model that the pods tokenize."""
-
-
-MODEL_FOLDER = "{model}"
-"""In the `tokenizer` of a pattern: a folder with the name of the model."""
-_IN_FOLDER = re.compile(r"[^{}]*/\{model\}(/[^{}]+)?")
 
 
 def _beside_file(value: str, info: ValidationInfo) -> str:
@@ -79,11 +126,6 @@ TokenizerPlace = Annotated[str, AfterValidator(_tokenizer)]
 """A folder, relative to that of the configuration file, or another place of a tokenizer."""
 M = TypeVar("M", bound=BaseModel)
 _PACKAGE = Path(__file__).resolve().parent.parent
-
-MAX_VALUES = 500_000
-"""In a file: aliases of aliases multiply."""
-CACHED_DOCUMENTS = 64
-"""Parsing a policy blocks the process for two milliseconds, so a reload only parses changed files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,7 +221,7 @@ def _is_near_secret(model: type[BaseModel], location: Location) -> bool:
 
 def _is_secret(annotation: Any) -> bool:
     """Whether a value of this type may be a secret itself."""
-    return not any(True for _ in _models_in(annotation)) and may_hold_secret(annotation)
+    return not any(True for _ in models_in(annotation)) and may_hold_secret(annotation)
 
 
 def _similar(problems: Iterable[ErrorDetails]) -> str:
@@ -255,14 +255,14 @@ def _annotation_at(model: type, location: Sequence[str | int]) -> Any:
     """The type of the deepest part of `location` that is a field, also inside lists, dicts and unions."""
     found: Any = model
     for part in location:
-        owner = next(_models_in(found), None)
+        owner = next(models_in(found), None)
         if owner is not None and part in (fields := _fields(owner)):
             found = fields[str(part)]
     return found
 
 
 def _model_at(model: type, location: Sequence[str | int]) -> type | None:
-    return next(_models_in(_annotation_at(model, location)), None)
+    return next(models_in(_annotation_at(model, location)), None)
 
 
 def _fields(model: type) -> Mapping[str, Any]:
@@ -272,8 +272,8 @@ def _fields(model: type) -> Mapping[str, Any]:
     return {field.name: field.type for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else {}
 
 
-def _models_in(annotation: Any) -> Iterator[type]:
+def models_in(annotation: Any) -> Iterator[type]:
     if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
         yield annotation
     for inner in get_args(annotation):
-        yield from _models_in(inner)
+        yield from models_in(inner)

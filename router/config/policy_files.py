@@ -161,14 +161,9 @@ def find_policy(policies: Mapping[str, Policy], name_or_file: str) -> Policy:
     if name_or_file.endswith((".yaml", ".yml")):
         path = Path(name_or_file)
         return PolicyLibrary(path.parent).policy(path.stem)
-    return choose_policy(policies, name_or_file)
-
-
-def choose_policy(policies: Mapping[str, Policy], name: str) -> Policy:
-    """The policy of that name. Raises `ConfigError` with the known names."""
-    if name not in policies:
-        raise ConfigError(f"policy: {unknown(name, policies)}")
-    return policies[name]
+    if name_or_file not in policies:
+        raise ConfigError(f"policy: {unknown(name_or_file, policies)}")
+    return policies[name_or_file]
 
 
 def unknown(name: str, known: Collection[str], kind: str = "policy") -> str:

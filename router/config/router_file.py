@@ -10,16 +10,22 @@ from pathlib import Path
 
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate, check_authority, read_tls
-from router.config.discovery_schema import DiscoveredPods
-from router.config.links import LinkClass, LinksConfig, build_links, load_link_classes
 from router.config.load import load, read_document, read_named, read_text, validate_options
 from router.config.mistakes import Location
-from router.config.model_names import with_model_folders
+from router.config.models import (
+    LinkClass,
+    ModelPrior,
+    PodPriors,
+    all_priors,
+    build_links,
+    load_link_classes,
+    prior_speed,
+    with_model_folders,
+)
 from router.config.pod_keys import read_key, read_key_variable
-from router.config.pod_schema import PodConfig, credential_fields
+from router.config.pod_schema import DiscoveredPods, PodConfig, credential_fields
 from router.config.policy_files import load_classes
-from router.config.priors import ModelPrior, PodPriors, all_priors, prior_speed
-from router.config.schema import RouterConfig
+from router.config.schema import LinksConfig, RouterConfig
 from router.config.tenant_file import TenantFile
 from router.errors import ConfigError
 

@@ -5,28 +5,285 @@ A change of these settings needs a restart; settings that change at run time are
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
+from router.addresses import read_host
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo, SloKey
-from router.config.discovery_schema import Discovery
-from router.config.edge_schema import Edge
 from router.config.index_schema import Index, Publish
-from router.config.links import LinksConfig
-from router.config.listen_schema import AdminListen, Listen, PickerListen
-from router.config.load import MODEL_FOLDER, FilePath, Strict, TokenizerPlace
-from router.config.log_schema import Log, Receipts, ReceiptsOrFile, TracingConfig, UsageFile
+from router.config.load import MODEL_FOLDER, FilePath, HttpUrl, SecretPath, Strict, TokenizerPlace
 from router.config.mistakes import wrong_at
-from router.config.pod_schema import PodConfig
-from router.types import Generation, Role
+from router.config.pod_schema import Discovery, PodConfig, SocketPath
+from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
+from router.engines.forwarded_headers import forwarded_header, is_header_name
+from router.engines.forwarded_paths import added_path, changes_engine
+from router.fleet.breaker import Probes
+from router.fleet.scaling import Scaling
+from router.types import Generation, Link, Role
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key"})
 """Headers with the API keys of clients."""
-QUEUE_SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
-"""What models without one have in the queue of `admission`."""
 VERSION = 1
 """The version of the format, for files that an older or newer release reads."""
+
+
+def _host(value: str) -> str:
+    """The host; a link-local address may name its zone, such as fe80::1%eth0."""
+    address, percent, zone = value.partition("%")
+    return read_host(address) + percent + zone
+
+
+def _one_process(workers: int) -> int:
+    if workers != 1:
+        raise ValueError(
+            f"a router is one process: start {workers} with `listen: {{reuse_port: true}}`, the same `index.redis` and "
+            "different --admin-port; with the chart, set `replicaCount`"
+        )
+    return workers
+
+
+Host = Annotated[str, AfterValidator(_host)]
+ListenPort = Annotated[int, Field(ge=0, le=65535)]
+
+
+class ListenTls(Strict):
+    """The certificate that clients see. Both files are read again when they change."""
+
+    cert_file: FilePath
+    """The certificate, followed by those of intermediate authorities, in PEM."""
+    key_file: SecretPath | None = None
+    """Its key, without a password. Default: it is in `cert_file`."""
+
+
+class Listen(Strict):
+    """The address that clients connect to."""
+
+    host: Host = "127.0.0.1"
+    """"::" is all addresses of the machine, IPv4 and IPv6; 0.0.0.0 those of IPv4."""
+    port: ListenPort = 8080
+    tls: ListenTls | None = None
+    """TLS for clients. The admin listener has none."""
+    reuse_port: bool = False
+    """Whether other routers of this user may listen on the same port: the kernel then spreads connections over them.
+    A router uses one core; several on one machine share `index.redis`."""
+    workers: Annotated[int, AfterValidator(_one_process)] = 1
+    """Accepted for configurations of older releases."""
+
+
+class PickerListen(Strict):
+    """What `warmroute picker` serves in place of `listen`: the endpoint picker of a gateway, by gRPC."""
+
+    host: Host = "127.0.0.1"
+    """The gateway is believed: let nothing else connect."""
+    port: ListenPort = 9002
+    tls: ListenTls | None = None
+    """TLS for the gateway. The files are read at the start."""
+    fallbacks: Annotated[int, Field(ge=0, le=8)] = 0
+    """Further addresses after the best one, for retries of the gateway. Only where its cluster takes a list
+    (`override_host`); one with ORIGINAL_DST refuses requests with more than one address."""
+    message_timeout_s: PositiveFloat = 0.2
+    """`message_timeout` of the gateway's filter, which only counts where it buffers requests: one that would take
+    longer is refused by then."""
+    requests: Literal["gateway", "picker"] = "gateway"
+    """Who sends requests to pods: the gateway, to the pod that the picker names; or the picker, whose response the
+    gateway passes on. Then requests are tried again, streams continued and KV pulled as by `warmroute serve`."""
+    prefill: Literal["picker", "sidecar"] = "picker"
+    """Who sends the prefill requests of handoffs: the picker, before it names the decode pod, whose body then names the
+    KV; or llm-d's sidecar in the decode pod, which reads the prefill pod from `x-prefiller-host-port`."""
+    test_header: bool = False
+    """Whether clients may choose pods with the header `test-epp-endpoint-selection`, as the conformance tests of
+    gateways do. Never where clients are not trusted."""
+
+
+class AdminListen(Strict):
+    """The listener for operators: /metrics, /admin and the detailed /readyz."""
+
+    host: Host = "127.0.0.1"
+    port: ListenPort = 9480
+    socket: SocketPath = ""
+    """A Unix socket to listen on instead. Only the router's own user can connect."""
+    bearer_file: SecretPath | None = Field(default=None, validate_default=True)
+    """A file with the accepted bearer tokens, one a line; read again when it changes. Required unless `host` is a
+    loopback address. Without it, only processes of this machine are served."""
+    gpu_hour_price: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The price of one GPU for one hour: with it, the operators' page shows the money that hits of prefix caches
+    saved."""
+    currency: Annotated[str, Field(max_length=8)] = "USD"
+    """The currency of `gpu_hour_price`."""
+
+    @field_validator("bearer_file")
+    @classmethod
+    def _others_need_a_token(cls, value: str | None, info: ValidationInfo) -> str | None:
+        host = info.data.get("host", "127.0.0.1")
+        if value is None and not info.data.get("socket") and not is_loopback(host):
+            raise ValueError("required, because `host` is not a loopback address; name a file with a token")
+        return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _extra_path(path: str) -> str:
+    if changes_engine(path):
+        raise ValueError("changes the engine for all clients; if every client may do that, name it in `control_paths`")
+    return added_path(path)
+
+
+def _header_name(name: str) -> str:
+    if not is_header_name(name.lower()):
+        raise ValueError("must be the name of a header, such as x-session-id")
+    return name.lower()
+
+
+def _cors_origin(value: str) -> str:
+    if value != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s,A-Z]+", value):
+        raise ValueError('must be "*" or scheme://host[:port] in lower case, without a path')
+    return value
+
+
+_HeaderName = Annotated[str, AfterValidator(_header_name)]
+
+
+class Edge(Strict):
+    """Headers of responses, and what clients may send."""
+
+    route_headers: bool = True
+    """Add x-warmroute-pod, x-warmroute-policy and x-warmroute-cached-tokens to responses, and x-warmroute-match where
+    the prompt was routed by load only: `none; reason=...`. Off: messages of errors name no pods either."""
+    trust_engine_fields: bool = False
+    """Pass fields and headers of clients that steer engines on to pods, such as KV transfers, ranks, priorities and
+    adapters by path (the tables of router/engines/steering.py), and the `uuid` of pictures. Off: strip them."""
+    forward_headers: tuple[Annotated[str, AfterValidator(forwarded_header)], ...] = ()
+    """Headers of clients to pass on although they are credentials or claims of proxies, such as authorization. With
+    authorization or cookie, www-authenticate or set-cookie of pods pass as well."""
+    extra_paths: tuple[Annotated[str, AfterValidator(_extra_path)], ...] = ()
+    """Paths to forward by model besides those of the inference APIs, such as /tokenizer_info. Each is compared exactly.
+    Engines do not authenticate paths outside /v1."""
+    control_paths: tuple[Annotated[str, AfterValidator(added_path)], ...] = ()
+    """Paths with which every client may change the engines, such as /reset_prefix_cache. They
+    are never forwarded unless they are named here; a request changes one pod only."""
+    cors_origins: tuple[Annotated[str, AfterValidator(_cors_origin)], ...] = ()
+    """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
+    session_headers: tuple[_HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
+    """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
+    defaults are those of OpenCode, Codex and Claude Code."""
+    tenant_header: _HeaderName = "x-tenant-id"
+    """Header with the name of the tenant, where no `tenants` are configured: any client may send any. With them,
+    the key decides."""
+
+
+class Receipts(Strict):
+    """Records of decisions. They contain prompts only with `prompts`, and never responses."""
+
+    keep: NonNegativeInt = 1000
+    """Decisions in memory, for `warmroute explain`: 7 KiB each with 10 pods, 13 with 100, 37 with 500."""
+    file: FilePath | None = None
+    """Append one line of JSON per request to this file, within a second."""
+    max_file_bytes: NonNegativeInt = 256 * 1024 * 1024
+    """A larger file is renamed to FILE.1, FILE.1 to FILE.2 and so on. 0: never."""
+    rotated_files: PositiveInt = 4
+    """Number of renamed files to keep."""
+    replay_data: bool = True
+    """Add to each line what `warmroute replay` needs."""
+    prompts: bool = False
+    """Add the prompts."""
+
+
+class UsageFile(Strict):
+    """What each request used, for bills."""
+
+    file: FilePath | None = None
+    """Append one line of JSON for each request that ended, in any way: tenant, model, adapter, prompt, cached, computed
+    and output tokens, time to first token, status, and an id that no other line has. Lines that cannot be written, as
+    on a full disk, are kept in memory (64 MiB) and written later."""
+
+
+def _receipts(value: Any) -> Any:
+    return {"file": value} if value is None or isinstance(value, str) else value
+
+
+ReceiptsOrFile: TypeAlias = Annotated[Receipts, BeforeValidator(_receipts)]
+
+
+class Log(Strict):
+    """The log on stderr."""
+
+    format: Literal["auto", "console", "json"] = "auto"
+    """`auto`: console lines on a terminal, else JSON."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Less important lines are omitted. The line of a request has the level info."""
+    requests: bool = True
+    """One line for each request that ended: id, model, pod, policy, status, cached tokens, times."""
+    requests_sample: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the requests that are logged."""
+
+
+class TracingConfig(Strict):
+    """OpenTelemetry traces of requests, exported over OTLP (HTTP, protobuf). Needs the extra `otel`."""
+
+    enabled: bool = False
+    endpoint: HttpUrl | None = None
+    """Base URL of the collector, such as http://collector:4318. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
+    `OTEL_EXPORTER_OTLP_ENDPOINT` of the environment, else http://localhost:4318. `OTEL_EXPORTER_OTLP_HEADERS` and the
+    SDK's other variables apply as well."""
+    sample_share: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of the requests without a `traceparent` that are traced; with one, its sampled flag decides."""
+    max_requests_per_s: PositiveInt = 100
+    """Traced requests a second, a bound because clients can set the sampled flag."""
+
+
+QUEUE_SLO = Slo(ttft_ms=2000.0, tpot_ms=100.0, idle_prefills=3.0)
+"""What models without one have in the queue of `admission`."""
+
+
+class LinkFigures(Strict):
+    """`transfer ms = t0 + bytes / bandwidth` of a transfer that has the link to itself."""
+
+    t0_ms: NonNegativeFloat
+    gb_per_s: PositiveFloat
+
+    def link(self, kind: str) -> Link:
+        """The figures as a core value. Calibration applies to all links of one `kind`."""
+        return Link(self.t0_ms, self.gb_per_s * BYTES_PER_MS_PER_GB_PER_S, kind)
+
+
+WhichLink: TypeAlias = str | LinkFigures | None
+"""The name of a class, or figures; None: no such link."""
+
+
+class LinksConfig(Strict):
+    """The links of this fleet. Two pods use the link of the nearest place that they share."""
+
+    same_host: WhichLink = None
+    same_rack: WhichLink = None
+    same_zone: WhichLink = None
+    elsewhere: WhichLink = None
+    """Between all other pods. Without it, they exchange no KV."""
+    cpu: WhichLink = "pcie4"
+    """From a pod's memory to its GPU."""
+    disk: WhichLink = "nvme"
+    remote: WhichLink = "rdma_100"
+    """From a store to a GPU."""
 
 
 class CostPrior(Strict):
@@ -148,54 +405,6 @@ class Limits(Strict):
     """On SIGTERM, running responses get this long to finish."""
 
 
-class AdmissionConfig(Strict):
-    """The queue in front of the fleet. While no pod has a place for it, a request waits in the router and not in an
-    engine; a request that would be late is refused at once, with 503, or with 429 if its tenant has used its share."""
-
-    max_requests: PositiveInt = 1000
-    """Waiting requests of one model. Beyond that, the tenant with the most waiting prefill loses its
-    last one."""
-    max_bytes: PositiveInt = 256 * 1024 * 1024
-    """Their bodies."""
-    max_wait_ms: PositiveFloat = 1200.0
-    """The longest wait that is predicted for a request that is not refused."""
-    slo_share: Annotated[float, Field(ge=0.5, le=0.999)] = 0.975
-    """The share of the accepted requests that shall meet the SLO; a larger one refuses more. How much later than
-    predicted a first token may come, and how long a pod only decodes between two prompts, is learnt for it."""
-
-
-class Probes(Strict):
-    """Health checks, load scrapes, self-tests and ejection of pods."""
-
-    health_interval_s: PositiveFloat = 1.0
-    health_timeout_s: PositiveFloat = 2.0
-    failures_to_eject: PositiveInt = 3
-    """Consecutive failures of requests or of health checks that eject a pod."""
-    clients_to_eject: Annotated[int, Field(ge=1, le=16)] = 2
-    """Clients (tenants, else addresses) that must cause failures which may be due to a request, such as a 500 or a slow
-    TTFT, before these eject a pod. 1 where one trusted gateway hides all clients."""
-    min_ready_share: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Requests eject no pod if fewer pods than this share, or none, would stay ready for one of its models or adapters,
-    by role. Health checks that are refused or get an error always eject."""
-    slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
-    """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
-    slow_ttfts_to_eject: NonNegativeInt = 8
-    """Consecutive slow TTFTs that eject a pod while most other pods are not slow. 0: never."""
-    doubt_window_s: NonNegativeFloat = 2.0
-    """Failures that may be due to a request, and slow TTFTs, eject a pod only if no request succeeds on it for this
-    long."""
-    load_interval_s: PositiveFloat = 0.25
-    load_timeout_s: PositiveFloat = 2.0
-    self_test_interval_s: PositiveFloat = 30.0
-    self_test: bool = True
-    """When a pod joins, verify that its tokens and block hashes equal the router's. Off: trust every pod."""
-
-    @property
-    def max_load_age_s(self) -> float:
-        """Age from which a load is unknown: twenty scrapes of an idle pod, and one that times out."""
-        return 40 * self.load_interval_s + self.load_timeout_s
-
-
 class ContinuationConfig(Strict):
     """Broken streams go on, on another pod: `docs/continuation.md`."""
 
@@ -204,21 +413,6 @@ class ContinuationConfig(Strict):
     an answer of their own in a test. `true`: also greedy streams of other pods, which are made again and compared."""
     silence_s: PositiveFloat = 5.0
     """A pod that is not ready any more and sends nothing within a stream for this long has failed."""
-
-
-class Scaling(Strict):
-    """How busy replicas should be: the targets behind `warmroute_pool_desired_replicas`, for autoscalers of engines."""
-
-    prefill_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Share of a pod's time that prefills should take. The rest is for decode steps and for prompts that come together:
-    at 0.6 a prompt waits for 0.75 others on average (M/D/1: u / 2 (1 - u))."""
-    backlog_s: PositiveFloat = 120.0
-    """Time in which waiting prefills should be computed. Less than a replica takes to start leads to replicas that have
-    nothing to do."""
-    kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Used share of the KV cache, as the engines report it."""
-    itl_ms: PositiveFloat = 50.0
-    """Time of a decode step, by the learnt costs."""
 
 
 class RouterConfig(Strict):

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from router.config.schema import Probes
 from router.engines.adapter import EngineAdapter
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamBroken, UpstreamError
 from router.feeds.pod_problems import Fetch, excess
 from router.feeds.supervise import each_pod, pause
+from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.guards import OutOfBounds, OutOfRange

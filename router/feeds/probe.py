@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
 
-from router.config.schema import Probes
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.feeds.pod_problems import Fetch, excess, fetch_facts, unusable_reason
 from router.feeds.supervise import each_pod, pause
-from router.fleet.breaker import Breaker
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
 from router.stores.logged_once import LoggedOnce

@@ -39,9 +39,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
+from typing import Annotated, ClassVar
 
 import msgspec
 import xxhash
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
@@ -53,22 +55,44 @@ MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
 LATE_BACKOFF_FACTOR = 10.0
 """Backoff after lateness relative to that after failures."""
+BACKOFF_S = (1.0, 30.0)
+"""The pause after a first ejection, and the longest one."""
 EXCESS_BACKOFF_FACTOR = 10.0
 """The same for a pod that sent too much, or fails alone, which passes every probe, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class EjectionRules:
-    """What ejects a pod, and for how long. `late_to_eject` 0: lateness never ejects."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probes:
+    """Health checks, load scrapes, self-tests and ejection of pods."""
 
-    failures_to_eject: int = 3
-    clients_to_eject: int = 2
-    min_ready_share: float = 0.5
-    late_factor: float = 10.0
-    late_to_eject: int = 8
-    doubt_window_s: float = 2.0
-    first_backoff_s: float = 1.0
-    max_backoff_s: float = 30.0
+    health_interval_s: PositiveFloat = 1.0
+    health_timeout_s: PositiveFloat = 2.0
+    failures_to_eject: PositiveInt = 3
+    """Consecutive failures of requests or of health checks that eject a pod."""
+    clients_to_eject: Annotated[int, Field(ge=1, le=16)] = 2
+    """Clients (tenants, else addresses) that must cause failures which may be due to a request, such as a 500 or a slow
+    TTFT, before these eject a pod. 1 where one trusted gateway hides all clients."""
+    min_ready_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Requests eject no pod if fewer pods than this share, or none, would stay ready for one of its models or adapters,
+    by role. Health checks that are refused or get an error always eject."""
+    slow_ttft_factor: Annotated[float, Field(gt=1)] = 10.0
+    """A TTFT is slow if it exceeds the expected one (at least 0.5 s) by this factor."""
+    slow_ttfts_to_eject: NonNegativeInt = 8
+    """Consecutive slow TTFTs that eject a pod while most other pods are not slow. 0: never."""
+    doubt_window_s: NonNegativeFloat = 2.0
+    """Failures that may be due to a request, and slow TTFTs, eject a pod only if no request succeeds on it for this
+    long."""
+    load_interval_s: PositiveFloat = 0.25
+    load_timeout_s: PositiveFloat = 2.0
+    self_test_interval_s: PositiveFloat = 30.0
+    self_test: bool = True
+    """When a pod joins, verify that its tokens and block hashes equal the router's. Off: trust every pod."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    @property
+    def max_load_age_s(self) -> float:
+        """Age from which a load is unknown: twenty scrapes of an idle pod, and one that times out."""
+        return 40 * self.load_interval_s + self.load_timeout_s
 
 
 class Failures(msgspec.Struct, array_like=True, gc=False):
@@ -89,7 +113,7 @@ class Failures(msgspec.Struct, array_like=True, gc=False):
         if digest not in self.clients and len(self.clients) < max_clients:
             self.clients = (*self.clients, digest)
 
-    def counted_doubts(self, rules: EjectionRules, now_s: float) -> int:
+    def counted_doubts(self, rules: Probes, now_s: float) -> int:
         """The doubts; 0 unless several clients caused them over some time."""
         several = len(self.clients) >= rules.clients_to_eject
         return self.doubts if several and now_s - self.since_s >= rules.doubt_window_s else 0
@@ -105,10 +129,17 @@ class Breaker:
 
     Failures of a pod in another state belong to requests sent earlier and do not count."""
 
-    def __init__(self, fleet: Fleet, rules: EjectionRules | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        rules: Probes | None = None,
+        ledger: Ledger | None = None,
+        backoff_s: tuple[float, float] = BACKOFF_S,
+    ) -> None:
         self._fleet = fleet
-        self._rules = rules or EjectionRules()
+        self._rules = rules or Probes()
         self._ledger = ledger or Ledger()
+        self._backoff_s = backoff_s
         self._failed: dict[PodId, Failures] = {}
         self._late: dict[PodId, Failures] = {}
         self._failing_alone: dict[PodId, Failures] = {}
@@ -157,12 +188,12 @@ class Breaker:
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
         rules = self._rules
-        if actual_ms <= rules.late_factor * max(expected_ms, MIN_EXPECTED_MS):
+        if actual_ms <= rules.slow_ttft_factor * max(expected_ms, MIN_EXPECTED_MS):
             self._late.pop(pod_id, None)
         elif self._ready(pod_id):
             late = self._late.setdefault(pod_id, Failures())
             late.add_doubt(client, rules.clients_to_eject, now_s)
-            if late.counted_doubts(rules, now_s) >= rules.late_to_eject > 0 and self._most_others_on_time(pod_id):
+            if late.counted_doubts(rules, now_s) >= rules.slow_ttfts_to_eject > 0 and self._most_others_on_time(pod_id):
                 reason = f"{late.doubts} first tokens in a row were late"
                 self._eject(pod_id, late, now_s, reason, rules.min_ready_share, LATE_BACKOFF_FACTOR)
 
@@ -216,15 +247,14 @@ class Breaker:
     ) -> None:
         """Eject the pod, or only count from zero if fewer ready pods than `min_share` would be left; None: in any case.
         The backoff doubles each time, up to the maximum."""
-        rules, status = self._rules, self._ready(pod_id)
+        status = self._ready(pod_id)
         record.restart()
         if min_share is not None and status and not leaves_enough_ready(self._fleet.snapshot, status.pod, min_share):
             self.on_refused(pod_id)
             return
         self._failed_probes.pop(pod_id, None)
         record.ejections += 1
-        backoff_s = retry_pause_s(record.ejections, rules.first_backoff_s, rules.max_backoff_s)
-        record.probe_at_s = now_s + factor * backoff_s
+        record.probe_at_s = now_s + factor * retry_pause_s(record.ejections, *self._backoff_s)
         self._fleet.event(pod_id, PodEvent.EJECT, reason=reason)
 
     def _ready(self, pod_id: PodId) -> PodStatus | None:

@@ -12,13 +12,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from router.guards import MAX_AT_S
 from router.types import Pod, PodId
 
 LABELS = ("pod", "host", "rack", "zone", "pool", "hardware", "engine", "role")
 """What a drain may name: `pod` is the id, the others are fields of the pod."""
 MAX_DRAINS, MAX_CHARACTERS = 100, 256
-MAX_AT_S = 1e11
-"""In the year 5138."""
 
 
 class Drain(msgspec.Struct, frozen=True):

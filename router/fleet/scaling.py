@@ -18,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import exp
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import ConfigDict, Field, PositiveFloat
 
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -47,14 +49,20 @@ class Resource(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingTargets:
-    """How busy a replica should be. Loads that are older than `max_load_age_s` are unknown."""
+class Scaling:
+    """How busy replicas should be: the targets behind `warmroute_pool_desired_replicas`, for autoscalers of engines."""
 
-    prefill_utilization: float = 0.6
-    backlog_s: float = 120.0
-    kv_usage: float = 0.8
-    itl_ms: float = 50.0
-    max_load_age_s: float = 12.0
+    prefill_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of a pod's time that prefills should take. The rest is for decode steps and for prompts that come together:
+    at 0.6 a prompt waits for 0.75 others on average (M/D/1: u / 2 (1 - u))."""
+    backlog_s: PositiveFloat = 120.0
+    """Time in which waiting prefills should be computed. Less than a replica takes to start leads to replicas that have
+    nothing to do."""
+    kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Used share of the KV cache, as the engines report it."""
+    itl_ms: PositiveFloat = 50.0
+    """Time of a decode step, by the learnt costs."""
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,19 +122,21 @@ class Arrivals:
 
 
 class ScalingView:
-    """The signals of all pools, computed when they are read."""
+    """The signals of all pools, computed when they are read. Loads that are older than `max_load_age_s` are unknown."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, targets: ScalingTargets, now_s: float) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, targets: Scaling, max_load_age_s: float, now_s: float) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._targets = targets
+        self._max_load_age_s = max_load_age_s
         self._arrivals = Arrivals(now_s)
 
     def signals(self, now_s: float) -> list[PoolSignals]:
         statuses = self._fleet.snapshot.pods
         booked_ms = self._ledger.booked_prefill_ms
         self._arrivals = self._arrivals.advanced(booked_ms, (status.pod for status in statuses), now_s)
-        return signals_by_pool(statuses, self._ledger.own(), self._arrivals.rates, self._targets, now_s)
+        oldest_s = now_s - self._max_load_age_s
+        return signals_by_pool(statuses, self._ledger.own(), self._arrivals.rates, self._targets, oldest_s, now_s)
 
 
 def pool_of(pod: Pod) -> PoolKey:
@@ -138,15 +148,17 @@ def signals_by_pool(
     statuses: Iterable[PodStatus],
     own: Mapping[PodId, InFlight],
     rates: Mapping[PoolKey, float],
-    targets: ScalingTargets,
+    targets: Scaling,
+    oldest_s: float,
     now_s: float,
 ) -> list[PoolSignals]:
-    """The signals of each pool whose model is known. `own`: this router's requests; `rates`: as in `Arrivals`."""
+    """The signals of each pool whose model is known. `own`: this router's requests; `rates`: as in `Arrivals`; loads
+    from before `oldest_s` are unknown."""
     pools: defaultdict[PoolKey, list[PodStatus]] = defaultdict(list)
     for status in statuses:
         if status.pod.models:
             pools[pool_of(status.pod)].append(status)
-    return [_signals(key, pods, own, rates.get(key, 0.0), targets, now_s) for key, pods in pools.items()]
+    return [_signals(key, pods, own, rates.get(key, 0.0), targets, oldest_s, now_s) for key, pods in pools.items()]
 
 
 def _signals(
@@ -154,11 +166,11 @@ def _signals(
     statuses: list[PodStatus],
     own: Mapping[PodId, InFlight],
     rate: float,
-    targets: ScalingTargets,
+    targets: Scaling,
+    oldest_s: float,
     now_s: float,
 ) -> PoolSignals:
     ready = [status for status in statuses if status.state is PodState.READY]
-    oldest_s = now_s - targets.max_load_age_s
     known = [status for status in ready if status.load.scraped_at_s > 0 and status.load.scraped_at_s >= oldest_s]
     work = [(status.pod, own[status.pod.id]) for status in statuses if status.pod.id in own]
     backlog_s = sum(one.queue_ms(now_s) for _, one in work) / 1000

@@ -6,18 +6,16 @@ Few labels: classes and policies are configured, and only the busiest tenants ha
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
-from router.observe.declared import of_requests
-from router.observe.ended import UsedTokens
+from router.decision import Split
+from router.observe.declared import of_decisions, of_requests
+from router.observe.ended import Ended, UsedTokens
 from router.observe.exposition import Registry
-from router.observe.fast_metrics import OTHER, CountsByLast, Labels
-from router.observe.receipts import Outcome
-from router.observe.token_metrics import TokenMetrics
+from router.observe.fast_metrics import MAX_SERIES, OTHER, Count, CountsByLast, Labels
 from router.policy.recording import RecordedScene
-from router.policy.spec import Policy
-from router.types import BlockHash
+from router.types import BlockHash, BlocksByTier, Tier
 
 _KINDS = ("prompt", "cached", "computed", "output")
 NAMED_TENANTS = 20
@@ -42,11 +40,11 @@ class ClassMetrics:
     def observe_quota_refusal(self, tenant: str, limit: str) -> None:
         self._refusals.labels(self._label(tenant), limit).inc()
 
-    def observe_usage(self, used: UsedTokens) -> None:
-        tenant = used.tenant[:MAX_TENANT_CHARACTERS]
+    def observe_usage(self, tenant: str, model: str, used: UsedTokens) -> None:
+        tenant = tenant[:MAX_TENANT_CHARACTERS]
         label = tenant if self.tenants.is_named(tenant) else OTHER
         tokens = used.prompt_tokens, used.cached_tokens, used.computed_tokens, used.output_tokens
-        for count, more in zip(self._usage[label, used.model], tokens, strict=True):
+        for count, more in zip(self._usage[label, model], tokens, strict=True):
             count.value += more
 
     def _label(self, tenant: str) -> str:
@@ -71,15 +69,14 @@ class ClassMetrics:
             found[name,] = found.get((name,), 0.0) + count
         self._in_flight_tokens.replace(found)
 
-    def settle(self, ended: Outcome, scene: RecordedScene, policy: Policy) -> None:
-        """Count one decided request that ended. `scene` has its class, tenant and holders."""
-        workload, ttft_ms = scene.workload, ended.ttft_ms
-        tenant = self._label(scene.tenant)
-        self._requests.labels(workload, tenant, ended.result).value += 1
+    def settle(self, ended: Ended, scene: RecordedScene) -> None:
+        """Count one decided request that ended. `scene` has its holders."""
+        ttft_ms, tenant = ended.ttft_ms, self._label(ended.tenant)
+        self._requests.labels(ended.workload, tenant, ended.result).value += 1
         if ttft_ms is not None and ended.ttft_limit_ms is not None:
-            self._slo.labels(ended.model, policy.name, "true" if ttft_ms <= ended.ttft_limit_ms else "false").inc()
+            self._slo.labels(ended.model, ended.policy, "true" if ttft_ms <= ended.ttft_limit_ms else "false").inc()
         if scene.prompt_tokens is not None and ended.result == "ok" and ended.served is not None:
-            self.tokens.add(ended, (ended.model, workload, policy.name), tenant, scene)
+            self.tokens.add(ended, tenant, scene)
             self.reuse.add(ended.model, scene.key, scene.now_s)
 
 
@@ -139,3 +136,99 @@ class ReuseMetrics:
             self._interval_s.labels(model).observe(now_s - used_s)
         elif len(self._used_s) > MAX_PREFIXES:
             self._used_s.popitem(last=False)
+
+
+_TIERS = (*(tier.name.lower() for tier in Tier), "peer")
+"""The last is for tokens that are pulled from another pod."""
+_STAGES = ("all", "available", "captured", "delivered")
+_NOTHING: BlocksByTier = (0, 0, 0, 0)
+
+
+class TokenMetrics:
+    """Prompt tokens of served requests, by model, class and policy, and by tenant. Which cached ones could have served
+    the prompts, and which did?
+
+        available   held by the pod with the longest prefix when the request was decided
+        captured    held by the pod that was sent the request, as predicted
+        delivered   taken from its cache, as reported by the engine
+
+    The gaps explain a low hit rate. Available over captured: other costs, such as queues, outweighed the prefix.
+    Captured over delivered: evicted meanwhile. Delivered over captured: the index is late."""
+
+    def __init__(self, r: Registry) -> None:
+        self.prompt = r[of_requests.PROMPT_TOKENS]
+        self._reported = r[of_requests.REPORTED_PROMPT_TOKENS]
+        self._available = r[of_requests.AVAILABLE_TOKENS]
+        self._captured = r[of_requests.CAPTURED_TOKENS]
+        self._delivered = r[of_requests.DELIVERED_TOKENS]
+        self._tenants = CountsByLast(r[of_requests.TENANT_TOKENS], _STAGES)
+        self._error = r[of_requests.CACHED_ERROR]
+        self._depth = r[of_requests.PREFIX_DEPTH]
+        self._decisions = r[of_decisions.DECISIONS]
+        self._series: dict[Labels, _Series] = {}
+
+    def remove_tenants(self, tenants: Sequence[str]) -> None:
+        self._tenants.remove_where(lambda labels: labels[0] in tenants)
+
+    def add(self, ended: Ended, tenant: str, scene: RecordedScene) -> None:
+        """Add one served prompt; `scene` has its holders, `tenant` is a label. O(holders)."""
+        labels = (ended.model, ended.workload, ended.policy)
+        served, delivered, match, block = ended.served, ended.cached_tokens, scene.match, scene.block_size_tokens
+        assert served is not None
+        plan, longest = served.plan, max(match.values(), key=sum) if match else _NOTHING
+        if isinstance(plan, Split):
+            kind, own = "split", match.get(plan.prefill.id, _NOTHING)
+        else:
+            kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
+        blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
+        reason = "cold" if not blocks else "prefix" if sum(own) == blocks else "price"
+        prompt, available, captured = ended.prompt_tokens, blocks * block, served.cached_tokens
+        of_tenant = self._tenants[(tenant,)]  # in the order of `_STAGES`
+        of_tenant[0].value += prompt
+        of_tenant[1].value += available
+        of_tenant[2].value += captured
+        series.prompt.value += prompt
+        _add(series.available, longest, available, block)
+        _add(series.captured, own, captured, block)
+        if delivered is not None:
+            of_tenant[3].value += delivered
+            series.reported.value += prompt
+            series.delivered.value += delivered
+            series.error.observe(abs(delivered - captured))
+        series.depth.observe(available)
+        self._decisions.labels(labels[2], kind, reason).value += 1
+
+    def _new_series(self, labels: Labels) -> _Series:
+        if len(self._series) >= MAX_SERIES:
+            self._series.clear()
+        found = self._series[labels] = _Series(self, labels)
+        return found
+
+
+class _Series:
+    """The series of one model, class and policy: a lookup for all of them."""
+
+    __slots__ = ("available", "captured", "delivered", "depth", "error", "prompt", "reported")
+
+    def __init__(self, metrics: TokenMetrics, labels: Labels) -> None:
+        self.prompt = metrics.prompt.labels(*labels)
+        self.reported = metrics._reported.labels(*labels)
+        self.delivered = metrics._delivered.labels(*labels)
+        self.available = [metrics._available.labels(*labels, tier) for tier in _TIERS]
+        self.captured = [metrics._captured.labels(*labels, tier) for tier in _TIERS]
+        self.error = metrics._error.labels(labels[0])
+        self.depth = metrics._depth.labels(labels[0])
+
+
+def _add(series: Sequence[Count], blocks: BlocksByTier, tokens: int, block: int) -> None:
+    """Add `tokens` by tier, of a pod that holds `blocks`; the last of `series` is for those that it does not hold."""
+    if blocks[0] * block >= tokens:
+        series[0].value += tokens
+        return
+    for tier, count in enumerate(blocks):
+        here = min(count * block, tokens)
+        series[tier].value += here
+        tokens -= here
+        if not tokens:
+            return
+    series[-1].value += tokens

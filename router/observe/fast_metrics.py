@@ -6,7 +6,6 @@ No locks, because only the event loop counts, and buckets are found by bisection
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
@@ -75,12 +74,6 @@ class Buckets:
         if trace_id:
             self.exemplars = {**(self.exemplars or {}), at: Exemplar({"trace_id": trace_id}, value, round(time(), 3))}
 
-    def observe_all(self, values: Sequence[float]) -> None:
-        """Add many at once, at a fifth of the cost."""
-        for bucket, count in Tally(map(partial(bisect_left, self.bounds), values)).items():
-            self.counts[bucket] += count
-        self.total += sum(values)
-
     def numbers(self) -> Numbers:
         return [*self.counts, self.total]
 
@@ -105,8 +98,6 @@ class Labelled(Collector, Generic[_Child]):
     def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
         self.declared = declared
         self._children = _Children(make)
-        self.before_reading: Callable[[], None] = lambda: None
-        """Called before the numbers are read, for numbers that are added late."""
         if not declared.labels:
             self.labels()
         registry.register(self)
@@ -115,7 +106,6 @@ class Labelled(Collector, Generic[_Child]):
         return self._children[values]
 
     def items(self) -> Iterable[tuple[Labels, _Child]]:
-        self.before_reading()
         return self._children.items()
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
@@ -123,7 +113,6 @@ class Labelled(Collector, Generic[_Child]):
             del self._children[values]
 
     def series(self) -> dict[Labels, Numbers]:
-        self.before_reading()
         return {labels: child.numbers() for labels, child in self._children.items()}
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:

@@ -17,7 +17,8 @@ import structlog
 
 from router.decision import Split
 from router.errors import shortened
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
+from router.types import PromptPrefix
 
 MAX_FIELD_CHARACTERS = 8192
 """A longer text in a field is shortened."""
@@ -76,63 +77,64 @@ def _shortened_field(value: object) -> object:
     return value[:MAX_FIELD_ITEMS] if isinstance(value, list | tuple) else value
 
 
-class RequestLine(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="event", tag="request", gc=False):
-    """The facts of one request that ended. Fields with their defaults are omitted."""
+class _Line(msgspec.Struct, omit_defaults=True, tag_field="event", tag="request", gc=False):
+    """The names of the fields. A struct, because omitting those without a value takes a fifth of the time of a dict."""
 
-    id: str | None = None
+    id: str = ""
     trace_id: str = ""
-    """With `tracing.enabled`."""
     client_request_id: str = ""
-    endpoint: str | None = None
-    model: str | None = None
-    pod: str | None = None
+    endpoint: str = ""
+    model: str = ""
+    pod: str = ""
     prefill_pod: str = ""
-    policy: str | None = None
+    policy: str = ""
     workload: str = ""
-    status: int | None = None
-    result: str | None = None
-    error: str | None = None
-    tries: int | None = None
+    status: int = 0
+    result: str = ""
+    error: str = ""
+    tries: int = 1
     continued: tuple[str, ...] = ()
     prompt_tokens: int = 0
     output_tokens: int | None = None
     cached_tokens: int | None = None
     ttft_ms: float | None = None
     e2e_ms: float | None = None
-    level: str | None = None
-    """This field and the following are set by `RequestLog`."""
+    level: str = ""
     timestamp: datetime | None = None
 
 
-def line_of(ended: EndedRequest) -> RequestLine:
-    outcome, decision = ended.outcome, ended.decision
-    served, error = outcome.served, ended.error
-    line = RequestLine(  # a call with more than 15 keywords takes twice as long
-        id=outcome.id or None,
-        trace_id=outcome.trace_id,
-        endpoint=outcome.endpoint,
-        model=outcome.model or None,
-        status=ended.status or None,
-        result=outcome.result,
-        error=shortened(error, MAX_ERROR_CHARACTERS) if error else None,
+LINE_FIELDS = _Line.__struct_fields__
+
+
+def _line_of(ended: Ended) -> _Line:
+    served, error, ttft_ms, e2e_ms = ended.served, ended.error, ended.ttft_ms, ended.e2e_ms
+    return _Line(
+        ended.id,
+        ended.trace_id,
+        ended.client_request_id,
+        ended.endpoint,
+        ended.model,
+        served.pod.id if served is not None else "",
+        served.plan.prefill.id if served is not None and isinstance(served.plan, Split) else "",
+        ended.policy,
+        ended.workload,
+        ended.status,
+        ended.result,
+        shortened(error, MAX_ERROR_CHARACTERS) if error else "",
+        ended.tries or 1,
+        ended.continued,
+        ended.prompt_tokens,
+        ended.output_tokens,
+        ended.cached_tokens,
+        None if ttft_ms is None else round(ttft_ms, 1),
+        round(e2e_ms, 1) if ended.is_read else None,
+        "info",
+        datetime.fromtimestamp(ended.at_s + e2e_ms / 1000, UTC),
     )
-    if ended.is_read:
-        line.client_request_id, line.workload = ended.client_request_id, ended.workload
-        line.pod = served.pod.id if served is not None else None
-        line.policy = decision.policy if decision is not None else None
-        line.tries, line.continued = ended.tries if ended.tries > 1 else None, outcome.continued
-        line.prompt_tokens, line.output_tokens = outcome.prompt_tokens, outcome.output_tokens
-        line.cached_tokens = outcome.cached_tokens
-        line.ttft_ms = None if outcome.ttft_ms is None else round(outcome.ttft_ms, 1)
-        line.e2e_ms = round(outcome.e2e_ms, 1)
-    if served is not None and isinstance(served.plan, Split):
-        line.prefill_pod = served.plan.prefill.id
-    return line
 
 
 class RequestLog:
-    """Writes a `RequestLine` for a share (0 to 1) of the requests, without structlog, which takes ten times as much
-    CPU.
+    """Writes a line for a share (0 to 1) of the requests, without structlog, which takes ten times as much CPU.
 
     With `later(delay_s, call)`, a timer, lines are written together, at most `WRITE_INTERVAL_S` late."""
 
@@ -142,17 +144,15 @@ class RequestLog:
         share: float = 1.0,
         write: Callable[[str], object] | None = None,
         later: Callable[[float, Callable[[], None]], object] | None = None,
-        describe: Callable[[EndedRequest], RequestLine] = line_of,
     ) -> None:
         self._format = _json_line if _is_json(log_format) else _console_line
         self._share = share
         self._write = write or sys.stderr.write
         self._later = later
-        self._describe = describe
         self._credit = 0.0
-        self._waiting: list[EndedRequest] = []
+        self._waiting: list[Ended] = []
 
-    def ended(self, ended: EndedRequest) -> None:
+    def ended(self, ended: Ended, _prompt: PromptPrefix | None = None) -> None:
         """Log one request, if it is in the sample."""
         self._credit += self._share
         if self._credit < 1:
@@ -173,7 +173,7 @@ class RequestLog:
         """Write the lines that wait, in pieces that a pipe takes at once: lines of two processes do not mix."""
         waiting, self._waiting = self._waiting, []
         piece, piece_bytes = "", 0
-        for text in map(self._text, waiting):
+        for text in map(self._format, map(_line_of, waiting)):
             text_bytes = len(text.encode())
             if piece and piece_bytes + text_bytes > PIPE_BUF:
                 self._write(piece)
@@ -182,24 +182,20 @@ class RequestLog:
         if piece:
             self._write(piece)
 
-    def _text(self, ended: EndedRequest) -> str:
-        line, outcome = self._describe(ended), ended.outcome
-        line.level = "info"
-        line.timestamp = datetime.fromtimestamp(outcome.at_s + outcome.e2e_ms / 1000, UTC)
-        return self._format(line)
 
-
-def _json_line(line: RequestLine) -> str:
+def _json_line(line: _Line) -> str:
     return _encode(line).decode() + "\n"
 
 
-def _console_line(line: RequestLine) -> str:
+def _console_line(line: _Line) -> str:
     """Formatted as by structlog. Where a value has spaces or control characters, all values are quoted."""
-    defaults = msgspec.structs.asdict(RequestLine())
-    fields = {name: value for name, value in msgspec.structs.asdict(line).items() if value != defaults[name]}
-    time, level = fields.pop("timestamp"), fields.pop("level")
+    facts = zip(LINE_FIELDS[:-2], msgspec.structs.astuple(line), _DEFAULTS, strict=False)
+    fields = {name: value for name, value, default in facts if value != default}
     text = " ".join([f"{name}={value}" for name, value in fields.items()])
     if not text.isprintable() or text.count(" ") >= len(fields):
         plain = {name: str(value) if isinstance(value, str) else value for name, value in fields.items()}  # no enum
         text = " ".join([f"{name}={value!r}" for name, value in plain.items()])
-    return f"{time:%Y-%m-%dT%H:%M:%S.%fZ} [{level:9}] request  {text}\n"
+    return f"{line.timestamp:%Y-%m-%dT%H:%M:%S.%fZ} [{line.level:9}] request  {text}\n"
+
+
+_DEFAULTS = msgspec.structs.astuple(_Line())

@@ -7,36 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Container, Iterable, Mapping, Sequence
-from functools import partial
-from operator import is_not, methodcaller
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Mapping
 
 from prometheus_client.process_collector import ProcessCollector
 
 from router import __version__
 from router.errors import Stopping
+from router.fleet.scaling import PoolSignals
 from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
 from router.observe.declared.declaration import Declaration, MetricT
-from router.observe.ended import EndedRequest, UsedTokens
+from router.observe.ended import CLIENT_GONE, Ended
 from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
-from router.observe.fast_metrics import Labelled, Labels
-from router.observe.receipts import CLIENT_GONE, Outcome, RecordedDecision
+from router.observe.fast_metrics import Labels
 from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
-from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust
-
-_IS_PRESENT = partial(is_not, None)
-
-
-class PhaseMetrics:
-    def __init__(self, r: Registry) -> None:
-        self._series = {phase: r[of_requests.PHASE_S].labels(phase) for phase in PHASES}
-
-    def add_all(self, taken_s: Sequence[Mapping[str, float]]) -> None:
-        for phase, series in self._series.items():
-            series.observe_all([*filter(_IS_PRESENT, map(methodcaller("get", phase), taken_s))])
+from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust, PromptPrefix
 
 
 class KvStreamMetrics:
@@ -52,7 +40,6 @@ class KvStreamMetrics:
 
 KNOWN_STATES = tuple(state for state in PodState if state is not PodState.GONE)
 """States of pods that have series."""
-COUNTED_AT_ONCE = 32
 
 
 class Metrics(Counters):
@@ -68,13 +55,9 @@ class Metrics(Counters):
         self.inter_token_s = r[of_requests.INTER_TOKEN_S]
         self.duration_s = r[of_requests.DURATION_S]
         self.in_flight = r[of_requests.IN_FLIGHT].labels()
-        self.phase_s = PhaseMetrics(r)
+        self.phase_s = {phase: r[of_requests.PHASE_S].labels(phase) for phase in PHASES}
         self.kv = KvStreamMetrics(r)
         self.by_class = ClassMetrics(r)
-        self._waiting: list[tuple[Outcome, RecordedDecision | None, str, bool, UsedTokens | None]] = []
-        for metric in r.collectors:
-            if isinstance(metric, Labelled):
-                metric.before_reading = self.count
         for result in ("ok", "refused"):
             self[of_decisions.POLICY_RELOADS].labels(result)  # a rate needs the 0 before the first one
         self[of_decisions.POLICY_RELOAD_TTFT].set(1)
@@ -129,36 +112,27 @@ class Metrics(Counters):
         ended = sum(value for _, value in found)
         return {"requests": int(ended), "cut": int(cut), "in_flight": int(self.in_flight.value)}
 
-    def ended(self, ended: EndedRequest) -> None:
-        """Count one request that ended, at the latest when a metric is read. Its prompt is not kept until then."""
-        self._waiting.append((ended.outcome, ended.recorded, ended.phase, ended.is_read, ended.used))
-        if len(self._waiting) >= COUNTED_AT_ONCE:
-            self.count()
-
-    def count(self) -> None:
-        """Count the requests that wait: together, each takes half the time."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
+    def ended(self, ended: Ended, _prompt: PromptPrefix | None = None) -> None:
+        """Count one request that ended. A pod serves its model, or did."""
+        for phase, taken_s in ended.phases_s.items():  # as `Buckets.observe`, without a call for each
+            series = self.phase_s[phase]
+            series.counts[bisect_left(series.bounds, taken_s)] += 1
+            series.total += taken_s
+        self.requests.labels(ended.endpoint, ended.model, ended.result).value += 1
+        if ended.result == CLIENT_GONE:
+            self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
+        if not ended.is_read:
             return
-        self.phase_s.add_all([outcome.phases_s for outcome, *_ in waiting])
-        for outcome, recorded, phase, is_read, used in waiting:
-            if outcome.result == CLIENT_GONE:
-                self[of_requests.CANCELLATIONS].labels(phase).inc()
-            if not is_read:
-                self.requests.labels(outcome.endpoint, outcome.model, outcome.result).inc()
-            elif recorded is None:
-                self.observe_request(outcome)
-            else:
-                self.observe_request(outcome, recorded.scene.workload, recorded.policy.name)
-                self.by_class.settle(outcome, recorded.scene, recorded.policy)
-            if is_read and used is not None:
-                self.by_class.observe_usage(used)
+        self._observe_times(ended)
+        if ended.decision is not None:
+            self.by_class.settle(ended, ended.decision.scene)
+        if ended.used is not None:
+            self.by_class.observe_usage(ended.tenant, ended.model, ended.used)
 
-    def observe_request(self, ended: Outcome, workload: str = "", policy: str = "") -> None:
-        """Count one request that ended, with its class and policy if it was decided. A pod serves its model, or did."""
+    def _observe_times(self, ended: Ended) -> None:
         model, ttft_ms, tokens = ended.model, ended.ttft_ms, ended.output_tokens
-        trace_id = ended.trace_id if ended.is_trace_recorded else ""
-        self.requests.labels(ended.endpoint, model, ended.result).value += 1
+        workload, policy = (ended.workload, ended.policy) if ended.decision is not None else ("", "")
+        trace_id = ended.trace_id if ended.trace is not None else ""
         self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000, trace_id)
         if ttft_ms is not None and ended.served is not None:
             self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000, trace_id)
@@ -248,3 +222,23 @@ def add_process_metrics(registry: Registry) -> None:
     """Add `warmroute_build_info` and `process_*`. There are none of the latter without /proc."""
     registry[of_process.BUILD_INFO].replace({(__version__, platform.python_version()): 1.0})
     ProcessCollector(registry=registry)
+
+
+def replace_pools(registry: Registry, signals: Iterable[PoolSignals]) -> None:
+    """Use these values of pools, for autoscalers. Some are of this router's own requests and add up over routers; the
+    others are of the pods, the same in every router. Series of other pools, and of what is unknown, are gone: a value
+    that is not known never reads as 0."""
+    pools = list(signals)
+    registry[of_pools.POOL_DESIRED_REPLICAS].replace(
+        {(*one.key, resource.value): need for one in pools for resource, need in one.desired_replicas.items()}
+    )
+    for declared, found in (
+        (of_pools.POOL_QUEUED_TOKENS, {one.key: one.queued_tokens for one in pools}),
+        (of_pools.POOL_BACKLOG_S, {one.key: one.backlog_s for one in pools}),
+        (of_pools.POOL_PREFILL_LOAD, {one.key: one.prefill_load for one in pools}),
+        (of_pools.POOL_READY_REPLICAS, {one.key: one.ready_replicas for one in pools}),
+        (of_pools.POOL_SATURATION, {one.key: one.saturation for one in pools}),
+        (of_pools.POOL_RUNNING, {one.key: one.running for one in pools}),
+        (of_pools.POOL_KV_FREE_TOKENS, {one.key: one.kv_free_tokens for one in pools}),
+    ):
+        registry[declared].replace({key: value for key, value in found.items() if value is not None})

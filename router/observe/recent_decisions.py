@@ -1,4 +1,4 @@
-"""Recent decisions, and the outcomes of their requests.
+"""Recent decisions, the outcomes of their requests, and the prefixes that these had in common.
 
 Decisions stay in memory for explanations and policy reviews. When a request has ended, its receipt is written, if
 configured.
@@ -6,22 +6,23 @@ configured.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from operator import attrgetter
+from os.path import commonprefix
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.decision import RouteDecision
-from router.observe.ended import EndedRequest
-from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import RecordedDecision, record_decision
+from router.errors import shortened
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.receipts import ReceiptWriter
 from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
-from router.types import Scene
+from router.types import PromptPrefix, Scene
 
 MAX_DECISIONS = 1000
 MAX_EXCERPT_CHARACTERS = 100
@@ -62,6 +63,10 @@ def _decoded(value: Any, kind: Any) -> Any:
         return None
 
 
+Kept: TypeAlias = tuple[RecordedDecision, Ended | None]
+"""A decision, and how its request ended; None while it is served."""
+
+
 @dataclass(slots=True, eq=False)
 class RecentDecisions:
     """The last `size` decisions by request id, newest last. A request id that occurs again replaces the earlier one."""
@@ -70,43 +75,125 @@ class RecentDecisions:
     prompts: bool = False
     writer: ReceiptWriter | None = None
     on_decided: Callable[[RecordedDecision], None] = lambda _: None
-    _decisions: OrderedDict[str, RecordedDecision] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> RecordedDecision:
-        """Record a decision; the oldest is dropped. `workload` is the class of the request."""
+    def record(
+        self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
+    ) -> RecordedDecision:
+        """Record a decision at the Unix time `at_s`; the oldest is dropped. `workload` is the class of the request."""
         prompt = dict(scene.request.prompt) if self.prompts else None
-        recorded = record_decision(record_scene(scene, workload), decision, policy, time.time(), prompt)
-        self._decisions[scene.request.id] = recorded
-        self._decisions.move_to_end(scene.request.id)
-        if len(self._decisions) > self.size:
-            self._decisions.popitem(last=False)
+        recorded = RecordedDecision.of(record_scene(scene, workload), decision, policy, at_s, prompt)
+        self._kept[scene.request.id] = recorded, None
+        self._kept.move_to_end(scene.request.id)
+        if len(self._kept) > self.size:
+            self._kept.popitem(last=False)
         self.on_decided(recorded)
         return recorded
 
-    def settle(self, ended: EndedRequest) -> None:
+    def settle(self, ended: Ended, prompt: PromptPrefix | None) -> None:
         """Record how a request ended, and drop its prompt."""
         if not ended.is_read:
             return
-        outcome, recorded = ended.outcome, ended.recorded
-        if recorded is not None:
-            recorded.outcome = outcome
+        decision = ended.decision
         if self.writer is not None:
-            self.writer.write(outcome, recorded, ended.prompt)
-        if recorded is not None and recorded.prompt is not None:
-            recorded.excerpt = excerpt(recorded.prompt)
-            recorded.prompt = None  # a thousand prompts have no bound
+            self.writer.write(ended, prompt)
+        if decision is None:
+            return
+        if (kept := self._kept.get(ended.id)) is not None and kept[0] is decision:
+            self._kept[ended.id] = decision, ended
+        if decision.prompt is not None:
+            decision.excerpt = excerpt(decision.prompt)
+            decision.prompt = None  # a thousand prompts have no bound
 
-    def find(self, request_id: str) -> RecordedDecision | None:
-        return self._decisions.get(request_id)
+    def find(self, request_id: str) -> Kept | None:
+        return self._kept.get(request_id)
 
     def in_flight_tokens(self) -> dict[str, int]:
         """Prompt tokens by tenant of requests that have not ended, of the latest `MAX_DECISIONS`."""
         found: dict[str, int] = {}
-        for kept in islice(reversed(self._decisions.values()), MAX_DECISIONS):
-            if kept.outcome is None:
-                found[kept.scene.tenant] = found.get(kept.scene.tenant, 0) + (kept.scene.prompt_tokens or 0)
+        for decision, ended in islice(reversed(self._kept.values()), MAX_DECISIONS):
+            if ended is None:
+                scene = decision.scene
+                found[scene.tenant] = found.get(scene.tenant, 0) + (scene.prompt_tokens or 0)
         return found
 
-    def latest(self, count: int) -> list[RecordedDecision]:
+    def latest(self, count: int) -> list[Kept]:
         """Up to `count` of the newest decisions, oldest first."""
-        return list(islice(reversed(self._decisions.values()), count))[::-1]
+        return list(islice(reversed(self._kept.values()), count))[::-1]
+
+
+MAX_PREFIXES = 20
+MAX_NAME_CHARACTERS = 128
+
+
+class HotPrefix(msgspec.Struct, omit_defaults=True):
+    """Requests of one model with a prefix in common. Times are Unix times of their arrival; `length_tokens` and
+    `holders` are what pods held at the last of them: of the longest holder, and the number of pods with any of it."""
+
+    key: str
+    model: str
+    requests: int = 0
+    hits: int = 0
+    """Requests that found at least one block in the cache of their pod."""
+    saved_tokens: int = 0
+    prompt_tokens: int = 0
+    length_tokens: int = 0
+    holders: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    text: str = ""
+    """What the beginnings of their prompts have in common; only where receipts keep prompts."""
+
+
+class PrefixTally:
+    """The prefixes that save the most. Requests have one in common if they have the same affinity key: the hash of a
+    block shortly beyond what all traffic shares. Computed from the decisions in memory when it is asked for."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], HotPrefix] = {}
+        self._last: dict[tuple[str, str], RecordedDecision] = {}
+        """The latest decision of each, by model and key."""
+
+    def add(self, kept: RecordedDecision, ended: Ended | None) -> None:
+        """Add a decision if its request was served, and its prompt is known. O(1)."""
+        facts = kept.scene
+        if ended is None or ended.served is None or ended.result != "ok" or not facts.key:
+            return
+        cached = ended.served.cached_tokens if ended.cached_tokens is None else ended.cached_tokens
+        prefix = self._prefix(facts.adapter or facts.model, facts.key, kept.at_s)
+        prefix.requests += 1
+        prefix.hits += cached > 0
+        prefix.saved_tokens += cached
+        prefix.prompt_tokens += ended.prompt_tokens
+        prefix.first_s = min(prefix.first_s, kept.at_s)
+        prefix.text = _common(prefix.text, kept.excerpt)
+        if kept.at_s >= prefix.last_s:
+            prefix.last_s = kept.at_s
+            self._last[prefix.model, prefix.key] = kept
+
+    def hottest(self) -> list[HotPrefix]:
+        """The prefixes that saved the most tokens, with what pods hold of them. O(prefixes + holders)."""
+        found = hottest(self._found.values())
+        for prefix in found:
+            facts = self._last[prefix.model, prefix.key].scene
+            held = [sum(blocks) for blocks in facts.match.values() if any(blocks)]
+            prefix.length_tokens, prefix.holders = max(held, default=0) * facts.block_size_tokens, len(held)
+        return found
+
+    def _prefix(self, model: str, key: int, at_s: float) -> HotPrefix:
+        known = self._found.get((model, key))
+        if known is None:
+            name = shortened(model, MAX_NAME_CHARACTERS)
+            known = self._found[model, key] = HotPrefix(f"{key:016x}", name, first_s=at_s)
+        return known
+
+
+def hottest(prefixes: Iterable[HotPrefix]) -> list[HotPrefix]:
+    """Those that saved the most, first; those that saved nothing are left out."""
+    saving = (one for one in prefixes if one.saved_tokens)
+    return sorted(saving, key=attrgetter("saved_tokens"), reverse=True)[:MAX_PREFIXES]
+
+
+def _common(one: str, other: str) -> str:
+    """What two texts begin with; an empty one is unknown."""
+    return commonprefix((one, other)) if one and other else one or other

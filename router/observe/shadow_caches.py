@@ -25,12 +25,11 @@ from itertools import islice
 from router.decision import Split
 from router.hashing import HASH_BYTES, hash_array
 from router.observe.declared import of_decisions
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended, RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.receipts import Outcome, RecordedDecision
 from router.policy.eligible import ready_pods
 from router.policy.ring import rendezvous
-from router.types import BlockHash, Pod, PodId, PodStatus
+from router.types import BlockHash, Pod, PodId, PodStatus, PromptPrefix
 
 ENTRY_TOKENS = 256
 """What an entry of a shadow cache stands for. Where prompts part is known by the block."""
@@ -41,8 +40,6 @@ MAX_PENDING = 16_384
 MAX_SAMPLE = 1024
 MAX_FOLLOWED_PER_S = 32
 """If more come, a sample is followed."""
-PRIOR_CAPACITY_TOKENS = 400_000
-"""It is assumed of pods that report none, as `index.no_events_capacity_tokens`."""
 UNUSED_REQUESTS = 10_000
 """A shadow cache that was not used for as many is that of a pod that is gone."""
 FOLLOW_S, SLICE_ENTRIES = 0.5, 1024
@@ -136,12 +133,14 @@ class Watch:
 
 
 class ShadowCaches:
-    """Follows the traffic. `gpus` returns the number of GPUs of a pod."""
+    """Follows the traffic. `gpus` returns the number of GPUs of a pod; `capacity_tokens` is assumed of pods that report
+    none."""
 
     def __init__(
         self,
         metrics: Metrics,
         gpus: Callable[[Pod], int],
+        capacity_tokens: int,
         max_entries: int = MAX_ENTRIES,
         max_followed_per_s: float = MAX_FOLLOWED_PER_S,
     ) -> None:
@@ -151,7 +150,8 @@ class ShadowCaches:
         self.watches: defaultdict[str, Watch] = defaultdict(Watch)
         self._metrics = metrics
         self._gpus = gpus
-        self._pending: list[tuple[RecordedDecision, Outcome | None, Sequence[BlockHash]]] = []
+        self._capacity_tokens = capacity_tokens
+        self._pending: list[tuple[RecordedDecision, Ended | None, Sequence[BlockHash]]] = []
         self._caches: dict[tuple[str, PodId], ShadowCache] = {}
         self._placed: dict[str, tuple[Pod, Pod, int]] = {}
         """By request in flight, the pods of the alternatives, and its tokens."""
@@ -172,14 +172,14 @@ class ShadowCaches:
         if key and key % self.sample == 0 and len(self._pending) < MAX_PENDING:
             self._pending.append((kept, None, ()))
 
-    def ended(self, ended: EndedRequest) -> None:
-        kept, outcome = ended.recorded, ended.outcome
+    def ended(self, ended: Ended, prompt: PromptPrefix | None) -> None:
+        kept = ended.decision
         if kept is None or not kept.scene.key:
             return
-        if outcome.result == "ok" and outcome.served is not None:
-            self.watches[outcome.model].add(outcome.prompt_tokens, cached_tokens_of(outcome))
+        if ended.result == "ok" and ended.served is not None:
+            self.watches[ended.model].add(ended.prompt_tokens, cached_tokens_of(ended))
         if kept.scene.key % self.sample == 0:
-            self._pending.append((kept, outcome, ended.prompt.hashes if ended.prompt else ()))
+            self._pending.append((kept, ended, prompt.hashes if prompt else ()))
 
     async def run(self) -> None:
         while True:
@@ -193,10 +193,10 @@ class ShadowCaches:
         seen, self._ended = self._ended, []
         for pod in seen:
             self._outstanding[pod] -= 1
-        for kept, outcome, hashes in pending:
-            if outcome is None:
+        for kept, ended, hashes in pending:
+            if ended is None:
                 self._place(kept)
-            done += 8 + (self._end(kept, outcome, hashes) if outcome is not None else 0)
+            done += 8 + (self._end(kept, ended, hashes) if ended is not None else 0)
             if done > SLICE_ENTRIES:
                 done = 0
                 yield
@@ -221,19 +221,19 @@ class ShadowCaches:
         least = min([outstanding[pod.id] for pod in compared])
         return max([pod for pod in compared if outstanding[pod.id] == least], key=lambda pod: rendezvous(key, pod.id))
 
-    def _end(self, kept: RecordedDecision, outcome: Outcome, hashes: Sequence[BlockHash]) -> int:
+    def _end(self, kept: RecordedDecision, ended: Ended, hashes: Sequence[BlockHash]) -> int:
         """Returns the number of entries of its prompt."""
-        facts, served = kept.scene, outcome.served
+        facts, served = kept.scene, ended.served
         in_turn, least, tokens = self._placed.pop(facts.request_id, (None, None, 0))
         if in_turn is None or least is None:
             return 0
         self._outstanding[least.id] -= tokens - 1
         self._ended.append(least.id)
         self._requests += 1
-        if outcome.result != "ok" or served is None or not facts.prompt_tokens or not hashes:
+        if ended.result != "ok" or served is None or not facts.prompt_tokens or not hashes:
             return 0
         chosen = served.plan.prefill if isinstance(served.plan, Split) else served.plan.pod
-        block, watch = facts.block_size_tokens, self.watches[outcome.model]
+        block, watch = facts.block_size_tokens, self.watches[ended.model]
         stride = max(ENTRY_TOKENS // block, 1)
         blocks = hash_array(hashes[: MAX_PROMPT_ENTRIES * stride])
         marks = blocks.tobytes()[::HASH_BYTES]
@@ -242,20 +242,20 @@ class ShadowCaches:
 
         for placement, pod in ((CHOSEN, chosen), (ROUND_ROBIN, in_turn), (LEAST_LOAD, least)):
             cache = self._cache(placement, pod)
-            capacity = (pod.capacity_tokens or PRIOR_CAPACITY_TOKENS) / (block * self.sample)
+            capacity = (pod.capacity_tokens or self._capacity_tokens) / (block * self.sample)
             held = cache.serve(prompt, shared, capacity, self.sample)
             if held:  # what follows the end of another prompt repeats its answer
                 held = max(held, self._answers.get(blocks[held - 1], 0))
             cached_tokens = min(held, limit) * block
             if placement is CHOSEN:
                 watch.control = watch.control[0] + facts.prompt_tokens, watch.control[1] + cached_tokens
-                cached_tokens = cached_tokens_of(outcome)
+                cached_tokens = cached_tokens_of(ended)
             new, saved_s = watch.new[placement], pod.speed.compute_ms(0, cached_tokens) / 1000
             new[0] += facts.prompt_tokens
             new[1] += cached_tokens
             new[2] += saved_s
             new[3] += saved_s * cache.gpus
-        self._answers[blocks[-1]] = (facts.prompt_tokens + (outcome.output_tokens or 1) - 1) // block
+        self._answers[blocks[-1]] = (facts.prompt_tokens + (ended.output_tokens or 1) - 1) // block
         return len(prompt)
 
     def _cache(self, placement: str, pod: Pod) -> ShadowCache:
@@ -294,7 +294,7 @@ class ShadowCaches:
             watch.new = {name: [0.0] * 4 for name in PLACEMENTS}
 
 
-def cached_tokens_of(outcome: Outcome) -> int:
+def cached_tokens_of(ended: Ended) -> int:
     """What the engine reported, else what was expected; 0 if it was not served."""
-    expected = outcome.served.cached_tokens if outcome.served else 0
-    return min(expected if outcome.cached_tokens is None else outcome.cached_tokens, outcome.prompt_tokens)
+    expected = ended.served.cached_tokens if ended.served else 0
+    return min(expected if ended.cached_tokens is None else ended.cached_tokens, ended.prompt_tokens)

@@ -27,9 +27,7 @@ from router import __version__
 from router.addresses import split_url
 from router.decision import Split
 from router.endpoints import endpoint_of
-from router.observe.ended import EndedRequest
-from router.observe.log import line_of
-from router.observe.receipts import CLIENT_GONE
+from router.observe.ended import CLIENT_GONE, Ended
 from router.observe.tracing import Leg, RequestTrace, collector_hint, new_span_id
 from router.types import PodId
 
@@ -51,7 +49,7 @@ Attributes = dict[str, str | int | float | bool]
 log = structlog.get_logger()
 
 
-def spans_of(trace: RequestTrace, ended: EndedRequest, resource: Resource) -> Iterator[ReadableSpan]:
+def spans_of(trace: RequestTrace, ended: Ended, resource: Resource) -> Iterator[ReadableSpan]:
     """The spans of one request, its own last."""
     builder = _Spans(trace, ended, resource)
     yield from builder.phases()
@@ -60,46 +58,41 @@ def spans_of(trace: RequestTrace, ended: EndedRequest, resource: Resource) -> It
 
 
 class _Spans:
-    def __init__(self, trace: RequestTrace, ended: EndedRequest, resource: Resource) -> None:
-        self._trace, self._line, self._outcome = trace, line_of(ended), ended.outcome
-        self._is_read = ended.is_read
-        self._failures = [(failure.pod, failure.error) for failure in ended.outcome.failures]
+    def __init__(self, trace: RequestTrace, ended: Ended, resource: Resource) -> None:
+        self._trace, self._ended = trace, ended
+        self._failures = [(failure.pod, failure.error) for failure in ended.failures]
         self._resource = resource
         self._now_s, self._now_ns = time.monotonic(), time.time_ns()
         self._phases = trace.phases.intervals(self._now_s) if trace.phases else []
         self._own = self._context(trace.span_id)
-        endpoint = str(ended.outcome.endpoint)
+        endpoint = str(ended.endpoint)
         operation = endpoint_of(endpoint).api.operation
-        self._name = f"{operation} {ended.outcome.model}".rstrip() if operation else endpoint
-        self._shared = _present({"gen_ai.operation.name": operation or None, "gen_ai.request.model": self._line.model})
+        self._name = f"{operation} {ended.model}".rstrip() if operation else endpoint
+        self._shared = _present(
+            {"gen_ai.operation.name": operation or None, "gen_ai.request.model": ended.model or None}
+        )
 
     def request(self) -> ReadableSpan:
         """From arrival to the last byte of the response."""
-        trace, line = self._trace, self._line
-        refused = 400 <= (line.status or 0) < 500
+        trace, ended, status = self._trace, self._ended, self._ended.status
+        served, is_refused = ended.served, 400 <= status < 500
         attributes = self._shared | _present(
             {
-                "http.response.status_code": line.status,
-                "warmroute.request_id": line.id,
-                "warmroute.pod": line.pod,
-                "warmroute.prefill_pod": line.prefill_pod or None,
-                "warmroute.policy": line.policy,
-                "warmroute.workload": line.workload or None,
-                "warmroute.tries": line.tries,
-                "warmroute.result": line.result,
-                "error.type": None if refused or line.result in ("ok", CLIENT_GONE) else line.result,
+                "http.response.status_code": status or None,
+                "warmroute.request_id": ended.id or None,
+                "warmroute.pod": served.pod.id if served else None,
+                "warmroute.prefill_pod": served.plan.prefill.id if served and isinstance(served.plan, Split) else None,
+                "warmroute.policy": ended.policy or None,
+                "warmroute.workload": ended.workload or None,
+                "warmroute.tries": ended.tries if ended.tries > 1 else None,
+                "warmroute.result": ended.result,
+                "error.type": None if is_refused or ended.result in ("ok", CLIENT_GONE) else ended.result,
+                "gen_ai.usage.input_tokens": ended.prompt_tokens or None,
+                "gen_ai.usage.output_tokens": ended.output_tokens,
+                "gen_ai.usage.cache_read.input_tokens": ended.cached_tokens,
+                "gen_ai.response.time_to_first_chunk": None if ended.ttft_ms is None else ended.ttft_ms / 1000,
             }
         )
-        if self._is_read:
-            outcome = self._outcome
-            attributes |= _present(
-                {
-                    "gen_ai.usage.input_tokens": outcome.prompt_tokens or None,
-                    "gen_ai.usage.output_tokens": outcome.output_tokens,
-                    "gen_ai.usage.cache_read.input_tokens": outcome.cached_tokens,
-                    "gen_ai.response.time_to_first_chunk": None if outcome.ttft_ms is None else outcome.ttft_ms / 1000,
-                }
-            )
         parent = self._context(trace.parent_id, is_remote=True) if trace.parent_id else None
         began_s = self._phases[0][1] if self._phases else self._now_s
         return self._span(self._name, self._own, parent, (began_s, self._now_s), attributes, SpanKind.SERVER)
@@ -141,7 +134,7 @@ class _Spans:
 
     def _engines(self) -> Mapping[PodId, str]:
         """The engines of the pods that were tried last."""
-        served = self._outcome.served
+        served = self._ended.served
         if served is None:
             return {}
         plan = served.plan
@@ -193,7 +186,7 @@ class SpanExport:
         defaults = {"service.name": "warmroute", "service.version": __version__}
         self._resource = Resource.create(defaults).merge(OTELResourceDetector().detect())
 
-    def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
+    def add(self, trace: RequestTrace, ended: Ended) -> None:
         for span in spans_of(trace, ended, self._resource):
             self._processor.on_end(span)
 

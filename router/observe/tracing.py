@@ -15,9 +15,9 @@ from typing import Protocol
 import msgspec
 
 from router.addresses import split_url
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.phases import Phases
-from router.types import PodId
+from router.types import PodId, PromptPrefix
 
 # Versions above 00 may append fields; ff and ids of zeros are invalid (W3C Trace Context, 3.2.2).
 _TRACEPARENT = re.compile(
@@ -56,7 +56,7 @@ class SpanSink(Protocol):
 
     endpoint: str
 
-    def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
+    def add(self, trace: RequestTrace, ended: Ended) -> None:
         """Export the spans of a request later; does not wait."""
 
     async def close(self) -> None:
@@ -149,7 +149,7 @@ def new_span_id() -> str:
     return f"{getrandbits(64) or 1:016x}"
 
 
-def trace_ended(ended: EndedRequest) -> None:
+def trace_ended(ended: Ended, _prompt: PromptPrefix | None = None) -> None:
     """Export the spans of a request, if it is recorded."""
     trace = ended.trace
     if isinstance(trace, RequestTrace) and trace.sink is not None:

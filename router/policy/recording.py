@@ -8,7 +8,6 @@ for many scenes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -39,8 +38,6 @@ from router.types import (
     StepBegan,
 )
 
-_INPUTS = RequestInputs.__struct_fields__
-_INPUTS_OF = attrgetter(*_INPUTS)
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 BodyBytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 """Bounded, because a body of this length is restored."""
@@ -48,10 +45,10 @@ LoadRow: TypeAlias = tuple[int, int, float, int]
 """The fields of `PodLoad` that policies read: running, waiting, kv_usage and our_prompts."""
 
 
-class SceneFacts(RequestInputs, frozen=True, kw_only=True, gc=False):
+class SceneFacts(RequestInputs, frozen=True, gc=False):
     """What policies read of a request and its prompt. Headers are not kept."""
 
-    request_id: str
+    request_id: str = ""
     workload: str = ""
     """The request's class, for the `match` of a policy."""
     body_bytes: BodyBytes = 0
@@ -84,7 +81,11 @@ class RecordedScene(SceneFacts, frozen=True, kw_only=True, gc=False):
     def scene(self) -> Scene:
         """A scene in which every policy decides as in the original."""
         return Scene(
-            request=InferenceRequest(id=self.request_id, body=bytes(self.body_bytes), **_inputs(self)),
+            request=InferenceRequest(
+                id=self.request_id,
+                body=bytes(self.body_bytes),
+                **{name: getattr(self, name) for name in RequestInputs.__struct_fields__},
+            ),
             prompt=self._prompt(),
             match=PrefixMatch(self.match, degraded=self.degraded),
             **{name: getattr(self, name) for name in _OF_SCENE},
@@ -121,23 +122,29 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
     """The scene as it is kept; `workload` is its class. O(1): nothing is copied, since all of it is immutable."""
     request, prompt, match = scene.request, scene.prompt, scene.match
     blocks = len(prompt.hashes) if prompt else 0
-    return RecordedScene(
-        **_inputs(request),
-        request_id=request.id,
-        workload=workload,
-        body_bytes=0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,
-        prompt_tokens=len(prompt.tokens) if prompt else None,
-        media_tokens=prompt.media_tokens if prompt else 0,
-        block_size_tokens=prompt.generation.block_size_tokens if prompt else 1,
-        blocks=blocks,
-        key=prompt.hashes[key_block(blocks, scene.shared_blocks)] if prompt and blocks else 0,
-        shared_blocks=scene.shared_blocks,
-        turn=scene.turn,
-        now_s=scene.now_s,
-        degraded=match.degraded,
-        congestion=scene.congestion,
-        pictures=scene.pictures,
-        expected_output_tokens=scene.expected_output_tokens,
+    return RecordedScene(  # facts in the order of `SceneFacts`: keywords take several times as long
+        request.endpoint,
+        request.model,
+        request.adapter,
+        request.session,
+        request.tenant,
+        request.stream,
+        request.max_output_tokens,
+        request.id,
+        workload,
+        0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,
+        len(prompt.tokens) if prompt else None,
+        prompt.media_tokens if prompt else 0,
+        prompt.generation.block_size_tokens if prompt else 1,
+        blocks,
+        prompt.hashes[key_block(blocks, scene.shared_blocks)] if prompt and blocks else 0,
+        scene.shared_blocks,
+        scene.turn,
+        scene.now_s,
+        match.degraded,
+        scene.congestion,
+        scene.pictures,
+        scene.expected_output_tokens,
         match=match.blocks,
         inflight=scene.inflight,
         steps=scene.steps,
@@ -209,10 +216,6 @@ def scene_line(scene: RecordedScene, fleet: str) -> SceneLine:
             for load in (status.load for status in scene.fleet.pods)
         ),
     )
-
-
-def _inputs(request: RequestInputs) -> dict[str, Any]:
-    return dict(zip(_INPUTS, _INPUTS_OF(request), strict=True))
 
 
 def _facts(scene: SceneFacts) -> dict[str, Any]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 import structlog
 from redis.exceptions import RedisError
 
+from router.config.index_schema import Publish
 from router.feeds.backoff import Backoff
 from router.index.cluster import EntryKind
 from router.index.holder_blocks import HashResolver, HolderBlocks
@@ -26,6 +27,8 @@ from router.publisher.changes import HolderPlaces, PendingChanges, TierExpiry, s
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.types import BlockChange, BlocksCleared, Generation, KvEvent, Tier
 
+START_S = 3.0
+"""Maximum wait for the first events."""
 MAX_WRITE_BLOCKS = 4096
 """Blocks of one write: about two milliseconds of the server's time."""
 
@@ -41,17 +44,6 @@ class PublishState(StrEnum):
     """Redis does not answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishTiming:
-    """Intervals of publishing; see `publish` in config/router.yaml. `start_s`: maximum wait for the first events."""
-
-    holder_ttl_s: float
-    beat_s: float
-    flush_interval_s: float
-    reload_jitter_s: float
-    start_s: float = 3.0
-
-
 class PublishedHolder:
     """One published holder. Its source calls `apply`, `restarted` and `caught_up`; `run` writes until `stop`."""
 
@@ -59,9 +51,9 @@ class PublishedHolder:
         self,
         writer: HolderWriter,
         facts: HolderFacts,
-        timing: PublishTiming,
+        settings: Publish,
         resolve_hash: HashResolver | None = None,
-        tier_ttl_s: Mapping[Tier, float] | None = None,
+        start_s: float = START_S,
     ) -> None:
         self.id: HolderId = writer.holder
         self.generation: Generation = writer.generation
@@ -75,9 +67,11 @@ class PublishedHolder:
         self._announced = facts
         """Those of the epoch."""
         self._writer = writer
-        self._timing = timing
+        self._settings = settings
+        self._start_s = start_s
+        self._beat_s = min(settings.heartbeat_s, writer.holder_ttl_s / 3)
         self._resolve_hash = resolve_hash
-        self._expiry = TierExpiry(tier_ttl_s or {})
+        self._expiry = TierExpiry({} if facts.reach else {Tier[tier.upper()]: ttl_s for tier, ttl_s in settings.ttl})
         self._pending = PendingChanges()
         self._backlog: list[list[BlockChange]] = []
         """Rest of a reload; the last item is empty and becomes the seal."""
@@ -152,7 +146,7 @@ class PublishedHolder:
     async def _wait_until_ready(self) -> None:
         """Let a previous publisher's blocks stay readable until this one has blocks to replace them."""
         with suppress(TimeoutError):  # if no events arrive in time, the holder is published as empty
-            async with asyncio.timeout(self._timing.start_s):
+            async with asyncio.timeout(self._start_s):
                 await self._ready.wait()
 
     async def _step(self) -> None:
@@ -185,7 +179,7 @@ class PublishedHolder:
             self._backlog = [*split_held(self._places.held(), MAX_WRITE_BLOCKS), []]
             self.reloads += 1
         self.state = PublishState.PUBLISHING
-        self._next_beat_s = time.monotonic() + self._timing.beat_s
+        self._next_beat_s = time.monotonic() + self._beat_s
         log.info("epoch started", holder=self.id, epoch=self._writer.epoch, kind=kind.value)
 
     def _current_facts(self) -> HolderFacts:
@@ -215,7 +209,7 @@ class PublishedHolder:
         self.written_blocks += sum(len(change.blocks) for change in changes)
         await self._handle(result)
         if not self._backlog and len(self._pending) < MAX_WRITE_BLOCKS:
-            await asyncio.sleep(self._timing.flush_interval_s)
+            await asyncio.sleep(self._settings.flush_interval_ms / 1000)
 
     async def _beat(self) -> None:
         self._apply(self._expiry.expired(time.monotonic()))
@@ -227,7 +221,7 @@ class PublishedHolder:
         complete = self.complete
         result = await self._writer.beat(complete=complete)
         self._published_complete = complete
-        self._next_beat_s = time.monotonic() + self._timing.beat_s * random.uniform(0.9, 1)
+        self._next_beat_s = time.monotonic() + self._beat_s * random.uniform(0.9, 1)
         await self._handle(result)
 
     async def _handle(self, result: WriteResult) -> None:
@@ -240,7 +234,7 @@ class PublishedHolder:
         if result is WriteResult.FENCED:
             await self._stand_by()
         else:
-            await asyncio.sleep(random.uniform(0, self._timing.reload_jitter_s))
+            await asyncio.sleep(random.uniform(0, self._settings.reload_jitter_s))
 
     async def _stand_by(self) -> None:
         """Wait one heartbeat interval, then check whether the other publisher is still active."""
@@ -248,7 +242,7 @@ class PublishedHolder:
             log.info("standby: another process publishes this holder", holder=self.id)
         self.state = PublishState.STANDBY
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._timing.beat_s):
+            async with asyncio.timeout(self._beat_s):
                 while not self._stopping:
                     self._changed.clear()
                     await self._changed.wait()

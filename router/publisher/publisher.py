@@ -6,33 +6,34 @@ Receives the events of pods and of stores. A new revision of a model moves its h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import structlog
 
+from router.config.index_schema import Publish
 from router.feeds.supervise import supervise
 from router.index.holder_blocks import Blocks
 from router.index.holders import HolderFacts, HolderId
-from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.publisher.published_holder import PublishedHolder
 from router.stores.holder_writer import HolderWriter
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
-from router.types import Generation, KvEvent, Pod, PodId, Tier
+from router.types import Generation, KvEvent, Pod, PodId
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
 class Publisher:
-    """Published holders by id; an `EventStore` for pods. `generations` by model; `tier_ttl_s` applies to pods only."""
+    """Published holders by id; an `EventStore` for pods. `generations` by model."""
 
     connection: RedisConnection
     keys: Keys
     generations: dict[str, Generation]
     facts_of: Callable[[Pod], HolderFacts]
-    timing: PublishTiming
-    tier_ttl_s: Mapping[Tier, float] | None = None
+    settings: Publish
+    holder_ttl_s: float
     _holders: dict[HolderId, PublishedHolder] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -75,11 +76,10 @@ class Publisher:
             return
         self.end(holder_id)
         holder = PublishedHolder(
-            HolderWriter(self.connection, self.keys, generation, holder_id, holder_ttl_s=self.timing.holder_ttl_s),
+            HolderWriter(self.connection, self.keys, generation, holder_id, holder_ttl_s=self.holder_ttl_s),
             facts,
-            self.timing,
+            self.settings,
             resolve_hash=self._resolve_hash if facts.reach else None,
-            tier_ttl_s=None if facts.reach else self.tier_ttl_s,
         )
         self._holders[holder_id] = holder
         task = asyncio.create_task(supervise(f"publishing {holder_id}", holder.run))
@@ -107,7 +107,7 @@ class Publisher:
         for holder_id in list(self._holders):
             self.end(holder_id)
         try:
-            async with asyncio.timeout(self.timing.holder_ttl_s):
+            async with asyncio.timeout(self.holder_ttl_s):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         except TimeoutError:
             log.warning("some holders not removed from the index; they will expire")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from router.admission.fair_bound import FairBound, body_memory
+from router.config.index_schema import Index
 from router.decision import Plan, RouteDecision, Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
@@ -17,8 +18,7 @@ from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.step_times import StepTimes
 from router.request.inbound import HeaderList
-from router.request.predictions import PredictionLimits
-from router.types import Pod
+from router.types import Pod, PodId
 
 SAMPLED_STREAMS = 16
 """The time between tokens is measured in every stream of this number."""
@@ -47,12 +47,14 @@ class AttemptRules:
     """`retries`: candidates after the first, where the policy does not say. `route_headers`: responses name the pod.
     `hands_over`: a gateway sends the request, and once it has the pod alone may try others; it sends each body once.
     `runs_prefill`: the router sends the prefill requests of splits nevertheless. `memory`: for bodies of requests and
-    what is held of responses."""
+    what is held of responses. `index`: how long predictions count, and for how many blocks of a pod without KV events;
+    `publishes_events`: whether the index receives a pod's events."""
 
     retries: int
     route_headers: bool
     budget: RetryBudget
-    predictions: PredictionLimits
+    index: Index
+    publishes_events: Callable[[PodId], bool]
     handoff_facts: FactsLookup
     memory: FairBound = field(default_factory=body_memory)
     hands_over: bool = False

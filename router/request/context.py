@@ -13,7 +13,7 @@ from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
 from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.index.stored_responses import StoredResponse
-from router.observe.receipts import Failure, Outcome, RecordedDecision
+from router.observe.ended import Failure, RecordedDecision
 from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
 from router.policy.plans import unread_tokens
@@ -201,28 +201,3 @@ def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | Non
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:
         return None
     return candidate.pod.id, expected_ttft_ms(candidate.cost), (first_token_s - context.waited_s) * 1000
-
-
-def outcome_of(context: RequestContext, now_s: float, unix_s: float) -> Outcome:
-    """The request in numbers. `unix_s`: the time of day. `phases_s` also receives the current phase when it ends."""
-    request, prompt, first_token_s = context.request, context.prompt, context.first_token_s
-    elapsed_s, trace = now_s - context.phases.began_s, context.head.trace
-    return Outcome(
-        id=request.id,
-        trace_id=trace.trace_id if trace is not None else "",
-        is_trace_recorded=trace is not None and trace.is_recorded,
-        at_s=unix_s - elapsed_s,
-        model=request.model,
-        endpoint=request.endpoint,
-        result=context.result,
-        prompt_tokens=(len(prompt.tokens) if prompt else 0) or counted_prompt_tokens(context) or 0,
-        output_tokens=counted_output_tokens(context, elapsed_s),
-        cached_tokens=context.cached_tokens,
-        ttft_ms=first_token_s * 1000 if request.stream and first_token_s is not None else None,
-        ttft_limit_ms=context.ttft_limit_ms,
-        e2e_ms=elapsed_s * 1000,
-        served=context.candidate,
-        failures=context.failures,
-        continued=context.continued,
-        phases_s=context.phases.taken_s,
-    )

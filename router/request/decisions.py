@@ -18,7 +18,7 @@ from router.decision import RouteDecision
 from router.errors import NoReadyPod
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.counters import Counters
-from router.observe.receipts import RecordedDecision, record_decision
+from router.observe.ended import RecordedDecision
 from router.policy.classes import Classes
 from router.policy.decide import decide
 from router.policy.plans import prompt_token_count
@@ -38,9 +38,10 @@ class DecisionRecorder(Protocol):
     """Keeps decisions for explanations; `RecentDecisions` does."""
 
     def record(
-        self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = ""
+        self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
     ) -> RecordedDecision | None:
-        """Record a decision; None where decisions are not kept. `workload` is the class of the request."""
+        """Record a decision at a Unix time; None where decisions are not kept. `workload` is the class of the
+        request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +90,15 @@ class RequestDecisions:
     def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
         assert context.policy is not None
         context.decision = decision
-        context.recorded = self.recorder.record(scene, decision, context.policy, context.workload)
+        at_s = self.clock.unix_s()
+        context.recorded = self.recorder.record(scene, decision, context.policy, at_s, context.workload)
 
     def preview(self, context: RequestContext) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
         now_s = self.clock.now_s()
         scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
         workload, policy = self._policy_for(scene, context.head.headers, counted=False)
-        return record_decision(record(scene, workload), decide(scene, policy), policy, self.clock.unix_s())
+        return RecordedDecision.of(record(scene, workload), decide(scene, policy), policy, self.clock.unix_s())
 
     def _scene(self, context: RequestContext, match: PrefixMatch, now_s: float, *, counted: bool = True) -> Scene:
         """What a decision is based on. `counted`: count the request as traffic."""

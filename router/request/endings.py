@@ -1,10 +1,12 @@
-"""Settles requests, however they ended, and passes one `EndedRequest` to everything that records requests."""
+"""Settles requests, however they ended, and passes one `Ended` to everything that records requests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
+
+from msgspec.structs import replace
 
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
@@ -21,18 +23,22 @@ from router.errors import (
 )
 from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.observe.counters import Counters
-from router.observe.ended import EndedRequest, EndingSink, UsedTokens
-from router.observe.receipts import CLIENT_GONE, Outcome
+from router.observe.ended import CLIENT_GONE, Ended, EndingSink, UsedTokens
 from router.policy.decide import expected_ttft_ms
 from router.request.background_bills import BackgroundBills
 from router.request.clock import Clock
-from router.request.context import RequestContext, counted_prompt_tokens, outcome_of, ttft_of_one_pod
+from router.request.context import (
+    RequestContext,
+    counted_output_tokens,
+    counted_prompt_tokens,
+    ttft_of_one_pod,
+)
 from router.request.fleet_state import FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import TokenCountingReader
-from router.types import InFlight
+from router.types import InFlight, PromptPrefix
 
 MIN_STEP_MS = 1.0
 """A decode step takes at least this long, also on a pod whose speed is not known."""
@@ -83,27 +89,15 @@ class Endings:
         phase, now_s = context.phases.current, self.clock.now_s()
         context.phases.enter("settle", now_s)
         self.counters.requests_began(-1)
-        outcome = outcome_of(context, now_s, self.clock.unix_s())
-        used = self._settle(context, outcome, now_s) if self.records_usage or context.hold is not None else None
-        self._observe(context, outcome, now_s, was_slow=was_slow)
-        context.phases.end(self.clock.now_s())
-        self._pass_on(
-            EndedRequest(
-                outcome=outcome,
-                phase=phase,
-                status=context.status,
-                error=context.error,
-                tenant=context.request.tenant,
-                tries=context.tries,
-                client_request_id=context.head.given_id,
-                workload=context.workload,
-                recorded=context.recorded,
-                decision=context.decision,
-                prompt=context.prompt,
-                used=used if self.records_usage else None,
-                trace=context.head.trace,
-            )
+        output_tokens = counted_output_tokens(context, now_s - context.phases.began_s)
+        is_used = self.records_usage or context.hold is not None
+        used = self._settle(context, output_tokens, now_s) if is_used else None
+        ended = ended_of(
+            context, phase, output_tokens, now_s, self.clock.unix_s(), used if self.records_usage else None
         )
+        self._observe(context, ended, now_s, was_slow=was_slow)
+        context.phases.end(self.clock.now_s())
+        self._pass_on(ended, context.prompt)
 
     def refused(
         self,
@@ -118,39 +112,50 @@ class Endings:
         model = error.model if isinstance(error, NoReadyPod) else ""
         if self.charges is not None and isinstance(error, ClientError) and not isinstance(error, QuotaExceeded):
             self.charges.count_refused(tenant)
-        outcome = self._unread(endpoint, code_of(error), request_id, model, trace)
-        self._end_unread(outcome, tenant.name, status_of(error), str(error), trace)
+        self._end_unread(endpoint, code_of(error), tenant.name, request_id, model, trace, status_of(error), str(error))
 
     def abandoned(self, endpoint: Endpoint, tenant: str) -> None:
-        self._end_unread(self._unread(endpoint, CLIENT_GONE), tenant)
-
-    def _unread(
-        self, endpoint: Endpoint, result: str, request_id: str = "", model: str = "", trace: Trace | None = None
-    ) -> Outcome:
-        trace_id, at_s = trace.trace_id if trace is not None else "", self.clock.unix_s()
-        return Outcome(id=request_id, trace_id=trace_id, at_s=at_s, model=model, endpoint=endpoint, result=result)
+        self._end_unread(endpoint, CLIENT_GONE, tenant)
 
     def _end_unread(
-        self, outcome: Outcome, tenant: str, status: int = 0, error: str = "", trace: Trace | None = None
+        self,
+        endpoint: Endpoint,
+        result: str,
+        tenant: str,
+        request_id: str = "",
+        model: str = "",
+        trace: Trace | None = None,
+        status: int = 0,
+        error: str = "",
     ) -> None:
-        used = unused(outcome, tenant, status) if self.records_usage and tenant else None
-        self._pass_on(
-            EndedRequest(
-                outcome=outcome, is_read=False, status=status, error=error, tenant=tenant, used=used, trace=trace
-            )
+        ended = Ended(
+            id=request_id,
+            at_s=self.clock.unix_s(),
+            model=model,
+            endpoint=endpoint,
+            result=result,
+            status=status,
+            error=error,
+            tenant=tenant,
+            trace_id=trace.trace_id if trace is not None else "",
+            trace=trace if trace is not None and trace.is_recorded else None,
+            is_read=False,
+            used=UsedTokens() if self.records_usage and tenant else None,
         )
+        self._pass_on(ended)
 
-    def _pass_on(self, ended: EndedRequest) -> None:
+    def _pass_on(self, ended: Ended, prompt: PromptPrefix | None = None) -> None:
         for sink in self.sinks:
-            sink(ended)
+            sink(ended, prompt)
 
-    def _settle(self, context: RequestContext, outcome: Outcome, now_s: float) -> UsedTokens:
+    def _settle(self, context: RequestContext, output_tokens: int | None, now_s: float) -> UsedTokens:
         """What the request used, in the quotas of its tenant, too."""
         hold, reader = context.hold, context.reader
-        used = usage_of(context, outcome, self._unseen_tokens(context, now_s))
+        used = usage_of(context, output_tokens, self._unseen_tokens(context, now_s))
         if context.fetched and context.status < 400:
             is_final = reader.output_tokens is not None or context.head.method != "GET"
-            used.output_tokens = self._background.fetched(context.fetched, used.output_tokens, is_final=is_final)
+            output = self._background.fetched(context.fetched, used.output_tokens, is_final=is_final)
+            used = replace(used, output_tokens=output)
         elif context.is_in_background and reader.response_id:
             expected = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)
             until_s = now_s + expected * self._step_ms(context) / 1000
@@ -182,7 +187,7 @@ class Endings:
         step_ms = pod.speed.step_ms(there.requests + 1, there.context_tokens + context.prompt_tokens)
         return max(step_ms, MIN_STEP_MS)
 
-    def _observe(self, context: RequestContext, ended: Outcome, now_s: float, *, was_slow: bool) -> None:
+    def _observe(self, context: RequestContext, ended: Ended, now_s: float, *, was_slow: bool) -> None:
         state, decision, chosen = self.state, context.decision, ended.served
         is_read = context.prompt is not None and not context.continued
         if chosen is not None and decision is not None and is_read and ended.ttft_ms is not None:
@@ -200,57 +205,69 @@ class Endings:
             self.queues.answered(context, now_s)
 
 
-def usage_of(context: RequestContext, ended: Outcome, unseen_tokens: int = 0) -> UsedTokens:
+def ended_of(
+    context: RequestContext,
+    phase: str,
+    output_tokens: int | None,
+    now_s: float,
+    unix_s: float,
+    used: UsedTokens | None = None,
+) -> Ended:
+    """The request in numbers. `unix_s`: the time of day. `phases_s` also receives the current phase when it ends."""
+    request, prompt, head, decision = context.request, context.prompt, context.head, context.decision
+    elapsed_s, first_token_s, trace = now_s - context.phases.began_s, context.first_token_s, head.trace
+    return Ended(  # in the order of its fields: as many keywords take ten times as long
+        request.id,
+        unix_s - elapsed_s,
+        request.model,
+        request.endpoint,
+        context.result,
+        context.status,
+        context.error,
+        request.tenant,
+        trace.trace_id if trace is not None else "",
+        trace if trace is not None and trace.is_recorded else None,
+        phase,
+        True,  # its body was read
+        head.given_id,
+        request.adapter,
+        context.workload,
+        decision.policy if decision is not None else "",
+        context.tries,
+        (len(prompt.tokens) if prompt else 0) or counted_prompt_tokens(context) or 0,
+        output_tokens,
+        context.cached_tokens,
+        first_token_s * 1000 if request.stream and first_token_s is not None else None,
+        context.ttft_limit_ms,
+        elapsed_s * 1000,
+        context.candidate,
+        context.failures,
+        context.continued,
+        context.phases.taken_s,
+        context.recorded,
+        used,
+    )
+
+
+def usage_of(context: RequestContext, counted: int | None, unseen_tokens: int = 0) -> UsedTokens:
     """What a request used. One that no pod has received or that its pod refused used no tokens; attempts of a request
-    that another pod served then are not counted. The output is the engine's number where the response is complete, and
-    never less than what the client has received. `unseen_tokens`: what the pod has probably generated and not sent."""
-    request, reader, estimated = context.request, context.reader, []
-    prompt = cached = output = 0
+    that another pod served then are not counted. The output is the engine's number, `counted`, where the response is
+    complete, and never less than what the client has received. `unseen_tokens`: what the pod has probably generated and
+    not sent."""
+    reader, served, estimated = context.reader, context.candidate, list[str]()
     failed_before = context.status == 0 and bool(context.failures) and len(context.failures) >= context.tries
-    if ended.served is not None and context.status < 400 and not failed_before:
-        reported, cached_tokens, counted = counted_prompt_tokens(context), ended.cached_tokens, ended.output_tokens
-        prompt = context.prompt_tokens if reported is None else reported
-        if reported is None:
-            estimated.append("prompt_tokens")
-        if cached_tokens is None:
-            estimated += ("cached_tokens", "computed_tokens")
-        prompt = 0 if context.fetched else prompt  # it was counted when the response was created
-        cached = min(prompt, ended.served.cached_tokens if cached_tokens is None else cached_tokens)
-        relayed = max(reader.tokens if isinstance(reader, TokenCountingReader) else 0, unseen_tokens)
-        if counted is None or (ended.result != "ok" and relayed > counted):
-            counted = relayed
-            estimated.append("output_tokens")
-        output = counted
-    return UsedTokens(
-        request_id=ended.id,
-        at_s=ended.at_s,
-        tenant=request.tenant,
-        model=ended.model,
-        adapter=request.adapter,
-        endpoint=ended.endpoint,
-        status=context.status,
-        result=ended.result,
-        prompt_tokens=prompt,
-        cached_tokens=cached,
-        computed_tokens=prompt - cached,
-        output_tokens=output,
-        ttft_ms=ended.ttft_ms,
-        estimated=tuple(estimated),
-    )
-
-
-def unused(ended: Outcome, tenant: str, status: int) -> UsedTokens:
-    """The usage of a request that was refused before its body was read."""
-    return UsedTokens(
-        request_id=ended.id,
-        at_s=ended.at_s,
-        tenant=tenant,
-        model=ended.model,
-        endpoint=ended.endpoint,
-        status=status,
-        result=ended.result,
-        prompt_tokens=0,
-        cached_tokens=0,
-        computed_tokens=0,
-        output_tokens=0,
-    )
+    if served is None or context.status >= 400 or failed_before:
+        return UsedTokens()
+    reported, cached_tokens = counted_prompt_tokens(context), context.cached_tokens
+    prompt = context.prompt_tokens if reported is None else reported
+    if reported is None:
+        estimated.append("prompt_tokens")
+    if cached_tokens is None:
+        estimated += ("cached_tokens", "computed_tokens")
+    prompt = 0 if context.fetched else prompt  # it was counted when the response was created
+    cached = min(prompt, served.cached_tokens if cached_tokens is None else cached_tokens)
+    relayed = max(reader.tokens if isinstance(reader, TokenCountingReader) else 0, unseen_tokens)
+    if counted is None or (context.result != "ok" and relayed > counted):
+        counted = relayed
+        estimated.append("output_tokens")
+    return UsedTokens(prompt, cached, counted, tuple(estimated))

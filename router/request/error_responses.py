@@ -6,10 +6,10 @@ The error object is that of the API that was called.
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from router.config.schema import Limits
 from router.endpoints import conventions_of
 from router.errors import (
     ClientError,
@@ -22,6 +22,9 @@ from router.errors import (
     status_of,
 )
 from router.request.inbound import HeaderList
+
+if TYPE_CHECKING:
+    from router.config.schema import Limits
 
 MAX_MESSAGE_CHARACTERS = 1000
 """A longer message is shortened: it repeats what the client sent."""

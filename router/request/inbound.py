@@ -7,6 +7,8 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from router.phases import Phases
+
 HeaderList: TypeAlias = list[tuple[bytes, bytes]]
 EVENT_STREAM, JSON = b"text/event-stream", b"application/json"
 """Media types of bodies that the router reads."""
@@ -27,6 +29,8 @@ class Trace(Protocol):
     """The trace that a request belongs to; `observe/tracing.py` has it."""
 
     trace_id: str
+    parent_id: str
+    phases: Phases | None
 
     @property
     def is_recorded(self) -> bool:
@@ -55,14 +59,25 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     """As sent, without the query."""
     named: Mapping[bytes, bytes] = {}
     """The first header of each name."""
+    methods: frozenset[str] = frozenset()
+    """Those of its path; empty if no pod, but the listener's own application answers."""
+    fault: str = ""
+    """Why its path or a header is refused."""
     peer: str = ""
     """The client's address."""
+    network: str = ""
+    """Its network; empty if only a proxy is known."""
     given_id: str = ""
     """The client's own request id, cut, where it was replaced: for the log only."""
     trace: Trace | None = None
     """With `tracing.enabled`."""
     pods_allowed: frozenset[str] | None = None
     """Addresses of the pods among which a gateway lets choose; None for all."""
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether only tenants may send it."""
+        return bool(self.methods) or self.path.startswith("/v1/")
 
 
 def media_type(named: Mapping[bytes, bytes]) -> bytes:

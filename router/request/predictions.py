@@ -8,34 +8,21 @@ cache is unknown; a pod with KV events announces it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from router.decision import Plan, Split
 from router.index.predicted import Prediction
+from router.request.attempt_rules import AttemptRules
 from router.request.fleet_state import FleetState
 from router.types import Endpoint, Pod, PodId, PromptPrefix
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionLimits:
-    """How long predictions count, and how many blocks of a pod without KV events. `publishes_events`: whether the index
-    receives a pod's events."""
-
-    predicted_ttl_s: float
-    no_events_ttl_s: float
-    no_events_capacity_tokens: int
-    publishes_events: Callable[[PodId], bool]
 
 
 class AttemptPredictions:
     """The predictions of one attempt. `withdraw` must be called at its end."""
 
     def __init__(
-        self, state: FleetState, limits: PredictionLimits, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint
+        self, state: FleetState, rules: AttemptRules, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint
     ) -> None:
         self._state = state
-        self._limits = limits
+        self._rules = rules
         self._plan = plan
         self._pending: dict[PodId, Prediction] = {}
         self._pods = {pod.id: pod for pod in ([plan.pod, plan.prefill] if isinstance(plan, Split) else [plan.pod])}
@@ -46,8 +33,8 @@ class AttemptPredictions:
                     self._begin(pod, prompt)
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
-        limits = self._limits
-        if limits.publishes_events(pod.id) and pod.id not in self._state.store.unnamed:
+        limits = self._rules.index
+        if self._rules.publishes_events(pod.id) and pod.id not in self._state.store.unnamed:
             ttl_s, capacity_blocks = limits.predicted_ttl_s, None
         else:
             ttl_s, capacity_tokens = limits.no_events_ttl_s, pod.capacity_tokens or limits.no_events_capacity_tokens

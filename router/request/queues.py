@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from router.admission.admission_queue import (
     MIN_RECHECK_MS,
+    AdmissionConfig,
     AdmissionQueue,
     Offer,
     QueueCandidate,
-    QueueLimits,
     Reason,
     Refusal,
 )
@@ -42,7 +42,7 @@ MAX_DEADLINE_DIGITS = 9
 class QueueSettings:
     """`senders`: see `AdmissionQueue`."""
 
-    limits: QueueLimits
+    limits: AdmissionConfig
     senders: Callable[[], int]
 
 

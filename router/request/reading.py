@@ -13,7 +13,7 @@ import msgspec
 
 from router.admission.tenant import Tenant
 from router.apis.openai import ASKED_USAGE
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from router.engines.engine_catalog import accepts_salt
 from router.errors import DECODE_ERRORS, MalformedRequest, NoReadyPod, UnknownModel, not_json, shortened
 from router.fleet.fleet import Fleet

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from router.engines.engine_catalog import ENGINES
 from router.observe.counters import Counters
-from router.observe.receipts import RecordedDecision
+from router.observe.ended import RecordedDecision
 from router.phases import Phases
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
 from router.request.attempt_rules import AttemptRules

@@ -24,7 +24,7 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError, UsageRefused
 from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
-from router.observe.receipts import Failure
+from router.observe.ended import Failure
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import BUSY_STATUS, DOUBTFUL_STATUS, MAX_FAILED_ATTEMPTS, RETRY_STATUSES, Retry, retry_rule
 from router.request.attempt_rules import AttemptRules
@@ -164,9 +164,9 @@ class Tracker:
         clock_of = state.calibrator.clock
         tokens = context.prompt_tokens + context.answered_tokens
         booking = Booking(state.ledger, candidate, tokens, clock_of, now_s, pictures)
-        limits, endpoint = self._rules.predictions, context.request.endpoint
+        endpoint = context.request.endpoint
         self._booking = booking
-        self._predictions = AttemptPredictions(state, limits, candidate.plan, prompt, endpoint)
+        self._predictions = AttemptPredictions(state, self._rules, candidate.plan, prompt, endpoint)
         if context.request.stream and not context.is_unseen:
             return None
         return max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK

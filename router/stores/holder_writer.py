@@ -50,6 +50,7 @@ class HolderWriter:
         self.generation = generation
         self._scope = scope_of(generation)
         self.holder = holder
+        self.holder_ttl_s = holder_ttl_s
         self._ttl_ms = int(holder_ttl_s * 1000)
         self._owner = secrets.token_hex(8)
         self.epoch = 0

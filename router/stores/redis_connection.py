@@ -9,9 +9,8 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -22,84 +21,70 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 
 from router.addresses import join_address
+from router.config.index_schema import RedisIndex, RedisTls, split_redis_url
 from router.errors import ConfigError
 
 RedisClient: TypeAlias = Any
 """`redis.asyncio.Redis` or `RedisCluster`: unrelated types with the same commands."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Secret:
-    """A user name or password: a value, or a file or environment variable that is read for each connection."""
-
-    value: str = field(default="", repr=False)
-    file: str | None = None
-    variable: str | None = None
-
-    def read(self) -> str:
-        """The current value. Raises `ConfigError`."""
-        try:
-            if self.file is not None:
-                return Path(self.file).read_text("utf-8").strip()
-            return os.environ[self.variable] if self.variable is not None else self.value
-        except (OSError, ValueError) as error:  # the name may be the secret itself
-            reason = getattr(error, "strerror", "not UTF-8 text")
-            raise ConfigError(f"Redis credentials: the file that is named cannot be read: {reason}") from None
-        except KeyError:
-            raise ConfigError("Redis credentials: the environment variable that is named is not set") from None
-
-
 class _Credentials(CredentialProvider):
-    def __init__(self, username: Secret | None, password: Secret | None) -> None:
-        self._username = username
-        self._password = password
+    def __init__(self, config: RedisIndex) -> None:
+        self._config = config
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         try:
-            password = self._password.read() if self._password else ""
-            return (self._username.read(), password) if self._username else (password,)
+            username, password = read_credentials(self._config)
         except ConfigError as error:
             raise AuthenticationError(str(error)) from error
+        return (username, password) if username else (password,)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
         return self.get_credentials()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedisAddress:
-    """Address and credentials. `nodes`: the server, the sentinels, or some nodes of the cluster."""
+def read_credentials(config: RedisIndex) -> tuple[str, str]:
+    """The current user name and password, read again for each connection: those of files and variables override the
+    URL's. Raises `ConfigError`."""
+    url = split_redis_url(config.url)
+    username = _secret(config.username_file, config.username_env, url.username)
+    return username, _secret(config.password_file, config.password_env, url.password)
 
-    nodes: tuple[tuple[str, int], ...]
-    mode: Literal["single", "sentinel", "cluster"] = "single"
-    master: str = ""
-    database: int = 0
-    username: Secret | None = None
-    password: Secret | None = None
-    tls: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the client."""
+
+def _secret(file: str | None, variable: str | None, value: str) -> str:
+    try:
+        if file:
+            return Path(file).read_text("utf-8").strip()
+        return os.environ[variable] if variable else value
+    except (OSError, ValueError) as error:  # the name may be the secret itself
+        reason = getattr(error, "strerror", "not UTF-8 text")
+        raise ConfigError(f"Redis credentials: the file that is named cannot be read: {reason}") from None
+    except KeyError:
+        raise ConfigError("Redis credentials: the environment variable that is named is not set") from None
 
 
 class RedisConnection:
-    """A client for one address. A command that exceeds `timeout_s` raises `redis.RedisError`."""
+    """A client of one server, Sentinel or cluster. A command that exceeds `timeout_s` raises `redis.RedisError`."""
 
-    def __init__(self, address: RedisAddress, *, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.nodes = ",".join(join_address(*node) for node in address.nodes)
+    def __init__(self, config: RedisIndex) -> None:
+        url, self.timeout_s = split_redis_url(config.url), config.timeout_s
+        self.nodes = ",".join(join_address(*node) for node in url.nodes)
         self.client: RedisClient
         self._sentinels: Sequence[RedisClient] = ()
-        options = _options(address, timeout_s)
-        if address.mode == "cluster":
-            nodes = [ClusterNode(host, port) for host, port in address.nodes]
+        tls = _tls_options(config.tls or RedisTls()) if url.is_tls or config.tls else {}
+        options = _options(config, tls)
+        if config.mode == "cluster":
+            nodes = [ClusterNode(host, port) for host, port in url.nodes]
             options["retry"] = Retry(NoBackoff(), 2)  # the client uses these retries to find a slot's new master
             self.client = RedisCluster(startup_nodes=nodes, **options)
             return
-        options["db"] = address.database
-        if address.mode == "sentinel":
-            to_sentinels = {"socket_timeout": timeout_s, **address.tls}
-            sentinel = Sentinel(address.nodes, sentinel_kwargs=to_sentinels, **options)  # type: ignore[no-untyped-call]
-            self.client, self._sentinels = sentinel.master_for(address.master), sentinel.sentinels
+        options["db"] = url.database
+        if config.mode == "sentinel":
+            to_sentinels = {"socket_timeout": self.timeout_s, **tls}
+            sentinel = Sentinel(url.nodes, sentinel_kwargs=to_sentinels, **options)  # type: ignore[no-untyped-call]
+            self.client, self._sentinels = sentinel.master_for(config.master), sentinel.sentinels
         else:
-            host, port = address.nodes[0]
+            host, port = url.nodes[0]
             self.client = redis.asyncio.Redis(host=host, port=port, **options)
 
     async def script(self, lua: str, keys: Sequence[str], args: Sequence[object], suffix: str = "") -> Any:
@@ -136,15 +121,33 @@ def redis_error_text(error: Exception) -> str:
     return f"{text:.200}".rstrip(".") or type(error).__name__
 
 
-def _options(address: RedisAddress, timeout_s: float) -> dict[str, Any]:
+def _tls_options(tls: RedisTls) -> dict[str, Any]:
+    return {
+        "ssl": True,
+        "ssl_ca_certs": tls.ca_file,
+        "ssl_certfile": tls.cert_file,
+        "ssl_keyfile": tls.key_file,
+        "ssl_check_hostname": tls.verify_host,
+    }
+
+
+def _options(config: RedisIndex, tls: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
+        "socket_timeout": config.timeout_s,
+        "socket_connect_timeout": config.timeout_s,
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
         "client_name": "warmroute",
-        **address.tls,
+        **tls,
     }
-    if address.username or address.password:
-        options["credential_provider"] = _Credentials(address.username, address.password)
+    url = split_redis_url(config.url)
+    files = config.username_file, config.username_env, config.password_file, config.password_env
+    if any((*files, url.username, url.password)):
+        options["credential_provider"] = _Credentials(config)
     return options
+
+
+def connect(config: RedisIndex) -> RedisConnection:
+    """Raises `ConfigError` if a secret cannot be read now."""
+    read_credentials(config)
+    return RedisConnection(config)

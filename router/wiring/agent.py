@@ -26,20 +26,18 @@ from router.feeds.kv_zmq import KvStreams
 from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.supervise import running
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
-from router.frontends.http.upstream import upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.index.holders import ALL_PODS, HolderFacts
 from router.publisher.lmcache import Coordinator, expire_servers, lmcache_routes
 from router.publisher.mooncake_source import Listing, MooncakeSource
-from router.publisher.published_holder import PublishTiming
 from router.publisher.publisher import Publisher, StoreSink
 from router.publisher.publisher_app import PublisherMetrics, publisher_app
 from router.publisher.standard_events import StandardIntake
-from router.stores.redis_connection import RedisConnection
+from router.stores.redis_connection import connect
 from router.stores.redis_schema import Keys
-from router.types import Generation, Pod, PodSpeed, PodState, Tier
-from router.wiring.cluster_member import redis_address
+from router.types import Generation, Pod, PodSpeed, PodState
 from router.wiring.pod_sources import PodSources
 from router.wiring.prompts import source_of
 from router.wiring.tokenizer_files import load_tokenizer
@@ -58,22 +56,16 @@ class Agent:
             raise ConfigError("index.redis: required by `warmroute publish`")
         self._config = config
         redis = config.index.redis
-        self._connection = RedisConnection(redis_address(redis), timeout_s=redis.timeout_s)
-        timing = PublishTiming(
-            holder_ttl_s=redis.holder_ttl_s,
-            beat_s=min(config.publish.heartbeat_s, redis.holder_ttl_s / 3),
-            flush_interval_s=config.publish.flush_interval_ms / 1000,
-            reload_jitter_s=config.publish.reload_jitter_s,
+        self._connection = connect(redis)
+        keys, ttl_s = Keys(redis.namespace), redis.holder_ttl_s
+        self.publisher = Publisher(
+            self._connection, keys, dict(generations), self._facts, config.publish, holder_ttl_s=ttl_s
         )
-        ttl = config.publish.ttl
-        tier_ttl_s = {Tier.CPU: ttl.cpu, Tier.DISK: ttl.disk, Tier.REMOTE: ttl.remote}
-        keys = Keys(redis.namespace)
-        self.publisher = Publisher(self._connection, keys, dict(generations), self._facts, timing, tier_ttl_s)
         self.metrics = PublisherMetrics()
         self.fleet = Fleet()
         self.fleet.listen(log_changes(self.fleet))  # first, so that lines are in the order of the changes
-        self._breaker = Breaker(self.fleet, EjectionRules(config.probes.failures_to_eject))
-        self._pools = upstream_pools(config.limits)
+        self._breaker = Breaker(self.fleet, config.probes)
+        self._pools = UpstreamPools(config.limits)
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv, self._breaker.exceeded)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
         self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)

@@ -10,11 +10,9 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from router.admission.sharing import MeterSharing
-from router.config.index_schema import RedisIndex, RedisTls
-from router.config.redis_url import split_redis_url
+from router.config.index_schema import RedisIndex
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.shared_rows import SharedCalibration, SharedDrains, SharedQuotas, SharedResponses, SharedWork
 from router.feeds.supervise import Feeds
@@ -28,7 +26,7 @@ from router.policy.calibrator import Calibrator
 from router.stores.index_reader import IndexReader
 from router.stores.logged_once import LoggedOnce
 from router.stores.prefix_store import ReplicaStore
-from router.stores.redis_connection import RedisAddress, RedisConnection, Secret
+from router.stores.redis_connection import connect
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod
 
@@ -36,41 +34,6 @@ _NO_PUBLISHER = (
     "no publisher with this pod's URL is in Redis: it is missing or has stopped; run `warmroute publish` for it, with"
     " `--advertise` if it knows the pod by another URL"
 )
-
-
-def redis_address(config: RedisIndex) -> RedisAddress:
-    """The configured address. Credentials of files and variables override those of the URL. Raises `ConfigError` if a
-    secret cannot be read."""
-    url = split_redis_url(config.url)
-    address = RedisAddress(
-        nodes=url.nodes,
-        mode=config.mode,
-        master=config.master,
-        database=url.database,
-        username=_secret(config.username_file, config.username_env, url.username),
-        password=_secret(config.password_file, config.password_env, url.password),
-        tls=_tls_options(config.tls or RedisTls()) if url.is_tls or config.tls else {},
-    )
-    for secret in (address.username, address.password):
-        if secret is not None:
-            secret.read()
-    return address
-
-
-def _tls_options(tls: RedisTls) -> dict[str, Any]:
-    return {
-        "ssl": True,
-        "ssl_ca_certs": tls.ca_file,
-        "ssl_certfile": tls.cert_file,
-        "ssl_keyfile": tls.key_file,
-        "ssl_check_hostname": tls.verify_host,
-    }
-
-
-def _secret(file: str | None, variable: str | None, value: str) -> Secret | None:
-    if file or variable:
-        return Secret(file=file, variable=variable)
-    return Secret(value=value) if value else None
 
 
 class ReadableGenerations:
@@ -111,7 +74,7 @@ class ClusterMember:
     ) -> None:
         self._differing = wanted.differing
         keys = Keys(config.namespace)
-        self._connection = redis = RedisConnection(redis_address(config), timeout_s=config.timeout_s)
+        self._connection = redis = connect(config)
         index = ClusterIndex(
             holder_ttl_s=config.holder_ttl_s, max_bytes=config.max_replica_bytes, scatter=secrets.randbits(64)
         )

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from router.addresses import split_url
-from router.config.links import load_link_classes
 from router.config.load import ENGINE_TOKENIZER, load_valid, read_document, read_text
-from router.config.model_names import with_model_folders
+from router.config.models import all_priors, load_link_classes, with_model_folders
 from router.config.policy_files import PolicyFolder, PolicyLibrary, check, load_classes
-from router.config.priors import all_priors
 from router.config.router_file import MistakeList, check_names, check_references
 from router.config.schema import ModelConfig, RouterConfig
 from router.engines.forwarded_paths import api_end
 from router.errors import ConfigError
 from router.policy.policy_set import PolicySet
 from router.prompt.template import ChatTemplate
-from router.wiring.cluster_member import redis_address
+from router.stores.redis_connection import read_credentials
 from router.wiring.prompts import harmony
 from router.wiring.tokenizer_files import TokenizerSource, is_local, load_tokenizer
 
@@ -42,7 +40,7 @@ def check_router(path: Path, policies: Path, *, offline: bool, files: bool = Tru
             _check_prompts(mistakes, number, model, place)
     if config.index.redis:
         with mistakes.at("index", "redis"):
-            redis_address(config.index.redis)
+            read_credentials(config.index.redis)
     _check_policies(mistakes, config, policies)
     mistakes.report()
     return config, PolicyFolder(policies, config.policy, load_classes(config.classes).names).read()

@@ -5,25 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from router.admission.admission_queue import QueueLimits
 from router.admission.fair_bound import body_memory
-from router.config.log_schema import Log
-from router.config.schema import RouterConfig
+from router.config.schema import Log, RouterConfig
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
+from router.observe.receipts import UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
 from router.observe.tracing import trace_ended
-from router.observe.used_tokens import UsageWriter
 from router.policy.retry import RetryBudget
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
 from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
 from router.request.core import CoreSettings, Observers
-from router.request.predictions import PredictionLimits
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.types import PodId
@@ -62,25 +59,19 @@ def core_settings(
     hands_over: bool = False,
 ) -> CoreSettings:
     """`senders`: the processes that send to the same pods."""
-    index, admission = config.index, config.admission
-    predictions = PredictionLimits(
-        predicted_ttl_s=index.predicted_ttl_s,
-        no_events_ttl_s=index.no_events_ttl_s,
-        no_events_capacity_tokens=index.no_events_capacity_tokens,
-        publishes_events=publishes_events,
-    )
     rules = AttemptRules(
         retries=config.limits.retries,
         route_headers=config.edge.route_headers,
         budget=RetryBudget(config.limits.retry_budget),
-        predictions=predictions,
+        index=config.index,
+        publishes_events=publishes_events,
         handoff_facts=handoff_facts,
         memory=body_memory(config.limits.max_held_bytes),
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,
     )
-    queue = QueueSettings(QueueLimits(**admission.model_dump()), senders) if admission is not None else None
+    queue = QueueSettings(config.admission, senders) if config.admission is not None else None
     return CoreSettings(
         rules=rules,
         queue=queue,

@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from router.config.log_schema import Receipts, TracingConfig, UsageFile
+from router.config.schema import Receipts, TracingConfig, UsageFile
 from router.errors import ConfigError
 from router.observe.changes import Changes
 from router.observe.declared import of_process
+from router.observe.ended import RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import ReceiptLog, ReceiptWriter
-from router.observe.receipts import RecordedDecision
+from router.observe.receipts import ReceiptLog, ReceiptWriter, UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.tracing import Tracing
-from router.observe.used_tokens import UsageWriter
 from router.policy.policy_set import PolicySet
 from router.policy.price import Choice, choice_of
 from router.policy.review import Review, chosen, review
@@ -48,7 +47,8 @@ class DecisionRecords:
     async def review(self, old: PolicySet, new: PolicySet) -> Review | None:
         """The last decisions that differ under the new set; None without decisions."""
         last = self.recent.latest(REVIEWED)
-        return await asyncio.to_thread(review, _decided(last, old, new), new.version) if last else None
+        decisions = [decision for decision, _ in last]
+        return await asyncio.to_thread(review, _decided(decisions, old, new), new.version) if last else None
 
     def close(self) -> None:
         if self._log:

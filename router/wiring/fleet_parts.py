@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from router.config.priors import ModelPrior, PodPriors
-from router.config.schema import Probes, RouterConfig
+from router.config.models import ModelPrior, PodPriors
+from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.calibration_feed import CalibrationFeed
@@ -24,10 +24,10 @@ from router.feeds.pod_problems import log_changes
 from router.feeds.probe import ProbeFeed
 from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
 from router.feeds.supervise import Feeds
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.fleet.scaling import ScalingView
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponses
@@ -77,10 +77,10 @@ class FleetParts:
         fleet.listen(log_changes(fleet, self._changes))  # first, so that lines are in the order of the changes
         fleet.listen(metrics.observe_change)
         self.ledger = Ledger()
-        targets = ScalingTargets(**config.scaling.model_dump(), max_load_age_s=config.probes.max_load_age_s)
-        self.scaling = ScalingView(fleet, self.ledger, targets, time.monotonic())
+        max_load_age_s = config.probes.max_load_age_s
+        self.scaling = ScalingView(fleet, self.ledger, config.scaling, max_load_age_s, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
-        self.breaker = Breaker(fleet, ejection_rules(config.probes), self.ledger)
+        self.breaker = Breaker(fleet, config.probes, self.ledger)
         self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
@@ -231,17 +231,6 @@ def generation_change(pod: Pod, facts: PodFacts) -> str:
     pairs = ((name, getattr(pod, name), getattr(facts, name)) for name in OF_GENERATION)
     different = [f"{name} {new}, before {old}" for name, old, new in pairs if old != new]
     return "; ".join(different) if pod.models else ""
-
-
-def ejection_rules(probes: Probes) -> EjectionRules:
-    return EjectionRules(
-        failures_to_eject=probes.failures_to_eject,
-        clients_to_eject=probes.clients_to_eject,
-        min_ready_share=probes.min_ready_share,
-        late_factor=probes.slow_ttft_factor,
-        late_to_eject=probes.slow_ttfts_to_eject,
-        doubt_window_s=probes.doubt_window_s,
-    )
 
 
 def ready_pods(fleet: Fleet, model: str) -> list[Pod]:

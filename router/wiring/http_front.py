@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from router.frontends.body_edits import UuidRemoval
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from router.config.listen_schema import PickerListen
+from router.config.schema import PickerListen
 from router.frontends.extproc.picks import PickForwarder
 from router.wiring.http_front import build_forwarder
 from router.wiring.program import Front

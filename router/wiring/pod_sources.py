@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from router.config.discovery_schema import KubernetesPods
-from router.config.schema import RouterConfig
-from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
+from router.config.pod_schema import KubernetesPods
+from router.config.schema import Limits, RouterConfig
+from router.feeds.discovery.inference_pool import PoolObjectives, PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import CONNECT_TIMEOUT_S, QUIET_S, REQUEST_TIMEOUT_S, KubeApi, own_namespace
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
-from router.feeds.discovery.membership import ConfiguredPods, PodSource
-from router.feeds.discovery.objectives import PoolObjectives
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ConfiguredPods, PodSource, SourceStatus
 from router.feeds.discovery.target_file import FilePods
 from router.feeds.supervise import Feeds
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPool
 from router.types import Pod, PodSpeed, PodTls
 
 
 def api_server(url: str, tls: PodTls) -> UpstreamPool:
-    timeouts = UpstreamTimeouts(connect_s=CONNECT_TIMEOUT_S, first_byte_s=REQUEST_TIMEOUT_S, idle_s=QUIET_S)
-    return UpstreamPool(url, url, timeouts, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
+    limits = Limits(connect_timeout_s=CONNECT_TIMEOUT_S, first_byte_timeout_s=REQUEST_TIMEOUT_S, idle_timeout_s=QUIET_S)
+    return UpstreamPool(url, url, limits, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
 
 
 class PodSources:

@@ -17,12 +17,9 @@ from router.admission.jwt_verifier import JwtVerifier
 from router.admission.quotas import Quotas
 from router.config.bearer_file import admin_tokens
 from router.config.certificates import ListenCertificate
-from router.config.edge_schema import Edge
-from router.config.links import build_links, load_link_classes
-from router.config.model_names import slo_lookup
+from router.config.models import ModelPrior, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.priors import ModelPrior
-from router.config.schema import RouterConfig
+from router.config.schema import Edge, RouterConfig
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
@@ -38,16 +35,17 @@ from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
-from router.frontends.http.app import App, public_app
+from router.frontends.http.app import public_app
 from router.frontends.http.attempt import Forwarder
+from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.upstream import UpstreamPools, upstream_pools
+from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
+from router.observe.ended import RecordedDecision
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
-from router.observe.receipts import RecordedDecision
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
@@ -119,7 +117,7 @@ class Program:
         changes = self.records.changes
         self.policies = PolicyFeed(folder, self.metrics, self.records.review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
-        self._pools = upstream_pools(config.limits)
+        self._pools = UpstreamPools(config.limits)
         ready = partial(ready_pods, self.fleet)
         self.prompts = Prompts(config, self._pools.of, ready, self.metrics, load, _fleet_lookups(self.fleet))
         self._continuation = continuation_rules(config, self.prompts.readers)
@@ -128,7 +126,7 @@ class Program:
         self._shared_quotas = self.pods.cluster.quotas if self.pods.cluster and config.tenants else None
         self.quotas = Quotas(self._shared_quotas.sharing if self._shared_quotas else None)
         self._usage = usage_writer(config.usage, self.metrics)
-        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of)
+        self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of, config.index.no_events_capacity_tokens)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
         responses, exchange = self.pods.responses, self._shared_quotas.next_exchange if self._shared_quotas else None
@@ -136,7 +134,6 @@ class Program:
             self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
         )
         self.tracing = build_tracing(config.tracing)
-        self._edge = self._build_edge()
         self._tenants = watched_tenants(Path(config.tenants)) if config.tenants else None
         jwts = JwtVerifier()
         tenants = self._tenants
@@ -148,9 +145,7 @@ class Program:
         self._page = self._build_page()
         self._snapshots = SnapshotStream(self._page.snapshot)
         self.certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
-        refused = partial(self.core.requests.endings.refused, Endpoint.OTHER)
-        own = public_app(self.fleet, self.is_ready, self.run, refused)
-        self.app = App(self._edge, own, self._gate)
+        self.edge = self._build_edge()
         self.admin = self._admin_app()
 
     def _build_core(self) -> Core:
@@ -177,11 +172,20 @@ class Program:
         forwarder = self._front.build(core, self._steps, self._pools, config.edge, self.metrics)
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
-        endings = core.requests.endings
-        responses, limits = self.pods.responses, config.limits
-        edge = OpenAiEdge(forwarder, endings, reader, responses, config.edge, limits, self.tracing)
-        edge.body_memory.bound = core.requests.rules.memory
-        return edge
+        endings, responses = core.requests.endings, self.pods.responses
+        own = public_app(self.fleet, self.is_ready, self.run, partial(endings.refused, Endpoint.OTHER))
+        return OpenAiEdge(
+            own,
+            self._gate,
+            forwarder,
+            endings,
+            reader,
+            responses,
+            config.edge,
+            config.limits,
+            self.tracing,
+            core.requests.rules.memory,
+        )
 
     def _build_metrics_page(self) -> MetricsPage:
         return MetricsPage(
@@ -210,7 +214,7 @@ class Program:
             found.append(self.certificate.stale)
         return found
 
-    def _admin_app(self) -> App:
+    def _admin_app(self) -> HttpEdge:
         listen, limits = self._config.admin, self._config.limits
         tokens = admin_tokens(listen)
         routes = AdminRoutes(
@@ -228,14 +232,14 @@ class Program:
             has_tokens=tokens is not None,
         )
         connections = min(limits.max_connections, MAX_ADMIN_CONNECTIONS)
-        edge = AdminEdge(limits.model_copy(update={"max_connections": connections}), listen.host, tokens)
-        return App(edge, admin_app(routes), AdmissionGate())
+        limits = limits.model_copy(update={"max_connections": connections})
+        return AdminEdge(limits, admin_app(routes), listen.host, tokens)
 
     def is_ready(self) -> bool:
         return self._readiness()[0]
 
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
-        return describe_readiness(self.fleet, self.policies, self._tenants, is_stopping=self.app.is_stopping)
+        return describe_readiness(self.fleet, self.policies, self._tenants, is_stopping=self.edge.is_stopping)
 
     async def _read_preview(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
@@ -243,7 +247,7 @@ class Program:
         """A request of an operator, on behalf of the tenant that the call names, also in `edge.tenant_header`."""
         header = self._config.edge.tenant_header.lower().encode()
         name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
-        return await self._edge.read(endpoint, named, body, request_id, self._gate.named(name))
+        return await self.edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
         return await self._steps.run(self.core.requests.preview(request, headers))
@@ -294,7 +298,7 @@ class Program:
             "ring points": RingFeed(self.fleet, self.policies.current).run,
             "loop lag": LoopLag(self.metrics[of_process.LOOP_LAG_S].labels().observe, self.metrics.is_serving).run,
             "garbage collection": lambda: gc_loop(self.metrics.is_serving),
-            "free memory": lambda: release_loop(lambda: self._edge.body_memory.freed_bytes),
+            "free memory": lambda: release_loop(lambda: self.edge.body_memory.freed_bytes),
         }
         if self._front.has_objectives and self._config.admission is not None:
             feeds |= self.pods.sources.objectives()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from router.config.load import ENGINE_TOKENIZER
-from router.config.model_names import MAX_NAME_CHARACTERS, ModelNames
+from router.config.models import MAX_NAME_CHARACTERS, ModelNames
 from router.config.router_file import MistakeList
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import MalformedRequest

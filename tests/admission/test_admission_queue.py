@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from router.admission.admission_queue import (
     AHEAD_MS,
+    FIRST_REST_MS,
     MAX_ERROR_SHARE,
     MAX_REST_MS,
     MIN_RECHECK_MS,
+    AdmissionConfig,
     AdmissionQueue,
     Closed,
     Offer,
     QueueCandidate,
-    QueueLimits,
     Reason,
     Refusal,
 )
@@ -27,7 +28,7 @@ from router.admission.fair_order import Waiting
 from router.admission.pace import HEADROOM
 from router.admission.tenant import OPEN_TENANT, Tenant
 
-LIMITS = QueueLimits(max_wait_ms=1000.0, error_share=0.0)
+LIMITS = AdmissionConfig(max_wait_ms=1000.0)
 HEAVY, LIGHT = Tenant(name="heavy"), Tenant(name="light")
 
 
@@ -43,9 +44,15 @@ def offer(tenant: Tenant = OPEN_TENANT, limit_ms: float = 2000.0, body_bytes: in
     return Offer(tenant, limit_ms, body_bytes)
 
 
-def busy(limits: QueueLimits = LIMITS, ms: float = 500.0, pods: Sequence[str] = "a") -> AdmissionQueue:
+def busy(
+    limits: AdmissionConfig = LIMITS,
+    ms: float = 500.0,
+    pods: Sequence[str] = "a",
+    error_share: float = 0.0,
+    rest_ms: float = FIRST_REST_MS,
+) -> AdmissionQueue:
     """At time 0 all pods have prompts for so long."""
-    queue = AdmissionQueue(limits)
+    queue = AdmissionQueue(limits, error_share=error_share, rest_ms=rest_ms)
     for pod in pods:
         assert queue.send_at_once(offer(limit_ms=1e9), candidate(pod, prefill_ms=ms), 0.0)
     return queue
@@ -86,7 +93,7 @@ def run(
 
 def test_a_request_goes_at_once_while_nobody_waits_and_the_pod_is_open() -> None:
     """The second on the same pod does not."""
-    queue = AdmissionQueue(LIMITS)
+    queue = AdmissionQueue(LIMITS, error_share=0.0)
     assert queue.send_at_once(offer(), candidate(), 0.0)
     assert not queue.send_at_once(offer(), candidate(), 0.0)
     assert queue.send_at_once(offer(), candidate("b"), 0.0)
@@ -102,7 +109,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
 
 def test_a_waiting_request_goes_where_a_place_comes_free_first() -> None:
     """Not where it would have been sent on arrival."""
-    queue = AdmissionQueue(LIMITS)
+    queue = AdmissionQueue(LIMITS, error_share=0.0)
     assert queue.send_at_once(offer(), candidate("a", 300.0), 0.0)
     assert queue.send_at_once(offer(), candidate("b", 500.0), 0.0)
     one = wait(queue, offer(), [candidate("a"), candidate("b")])
@@ -140,9 +147,9 @@ def test_nobody_waits_longer_than_the_limit_of_the_queue() -> None:
 
 def test_predictions_may_err() -> None:
     """A request that would be in time by less than the error is refused."""
-    limits = QueueLimits(error_share=0.1)
-    assert isinstance(busy(limits, ms=900.0).offer(offer(limit_ms=1101.0), [candidate()], 0.0), Waiting)
-    assert isinstance(busy(limits, ms=900.0).offer(offer(limit_ms=1099.0), [candidate()], 0.0), Refusal)
+    for limit_ms, found in ((1101.0, Waiting), (1099.0, Refusal)):
+        queue = busy(AdmissionConfig(), ms=900.0, error_share=0.1)
+        assert isinstance(queue.offer(offer(limit_ms=limit_ms), [candidate()], 0.0), found)
 
 
 def test_the_refusal_names_the_tenants_share_if_others_wait_and_its_own_requests_are_the_reason() -> None:
@@ -157,7 +164,7 @@ def test_the_refusal_names_the_tenants_share_if_others_wait_and_its_own_requests
 
 def test_a_tenant_within_its_share_does_not_wait_for_those_who_use_more() -> None:
     """Until it has used its share, half of the pod here. The others wait for what it used."""
-    queue = AdmissionQueue(LIMITS)
+    queue = AdmissionQueue(LIMITS, error_share=0.0)
     assert queue.send_at_once(offer(HEAVY), candidate(), 0.0)
     heavy = [wait(queue, offer(HEAVY), [candidate()]) for _ in range(2)]
     assert queue.send_at_once(offer(LIGHT), candidate(), 0.0)
@@ -180,7 +187,7 @@ def test_a_tenant_within_its_share_waits_for_a_higher_band_and_for_a_place_in_th
     queue = busy()
     wait(queue, offer(Tenant(name="vip", band=1)), [candidate()])
     assert not queue.send_at_once(offer(LIGHT), candidate(), 0.0)
-    assert not AdmissionQueue(LIMITS).send_at_once(offer(LIGHT), candidate(queue_ms=1001.0), 0.0)
+    assert not AdmissionQueue(LIMITS, error_share=0.0).send_at_once(offer(LIGHT), candidate(queue_ms=1001.0), 0.0)
 
 
 def test_a_higher_band_is_queued_however_many_wait_below() -> None:
@@ -194,7 +201,7 @@ def test_a_higher_band_is_queued_however_many_wait_below() -> None:
 
 def test_the_queue_is_bounded_in_requests_and_bytes() -> None:
     """What is too much is taken from the largest backlog."""
-    for limits in (QueueLimits(max_requests=3), QueueLimits(max_bytes=30)):
+    for limits in (AdmissionConfig(max_requests=3), AdmissionConfig(max_bytes=30)):
         queue = busy(limits, ms=100.0)
         heavy = [wait(queue, offer(HEAVY), [candidate(prefill_ms=10.0)]) for _ in range(3)]
         assert queue.overflow() is None
@@ -229,7 +236,7 @@ def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
     """Two processes send to the same pods, so each waits twice as long, until the other one is gone. It may be somewhat
     ahead of that."""
     senders = [2]
-    queue = AdmissionQueue(LIMITS, senders=lambda: senders[0])
+    queue = AdmissionQueue(LIMITS, error_share=0.0, senders=lambda: senders[0])
     assert queue.send_at_once(offer(), candidate(prefill_ms=1000.0), 0.0)
     open_s = 2.0 - AHEAD_MS / 1000
     assert not queue.send_at_once(offer(), candidate(), open_s - 0.01)
@@ -243,7 +250,7 @@ def test_a_queue_of_one_of_several_processes_sends_its_part() -> None:
 
 def test_decoding_gets_its_part_of_the_time() -> None:
     """Steps of 25 ms that may take 100 ms on average: prompts for three quarters of the time."""
-    queue = AdmissionQueue(QueueLimits(rest_ms=0.0), tpot_ms=100.0 * HEADROOM)
+    queue = AdmissionQueue(AdmissionConfig(), tpot_ms=100.0 * HEADROOM, rest_ms=0.0)
     decoding = QueueCandidate("a", 300.0, 300.0, 0.0, 300.0, 25.0)
     assert queue.send_at_once(offer(), decoding, 0.0)
     assert not queue.send_at_once(offer(), decoding, 0.399)
@@ -265,8 +272,7 @@ def rest_ms(queue: AdmissionQueue, now_s: float) -> float:
 
 def test_the_pause_between_two_prompts_is_learnt_from_slow_answers() -> None:
     """It grows while more than the allowed share of answers is slow, to a bound, and else becomes shorter."""
-    limits = QueueLimits(rest_ms=0.0)
-    queue = AdmissionQueue(limits, tpot_ms=50.0)
+    queue = AdmissionQueue(AdmissionConfig(), tpot_ms=50.0, rest_ms=0.0)
     assert rest_ms(queue, 0.0) == pytest.approx(0.0)
     for _ in range(10):
         queue.answered("", False, 51.0)
@@ -283,16 +289,16 @@ def test_the_pause_between_two_prompts_is_learnt_from_slow_answers() -> None:
 
 def test_a_pod_that_does_not_decode_and_a_request_without_an_slo_need_no_pause() -> None:
     """Nothing waits for its tokens."""
-    queue = AdmissionQueue(QueueLimits(), tpot_ms=100.0)
+    queue = AdmissionQueue(AdmissionConfig(), tpot_ms=100.0)
     prefill = msgspec.structs.replace(DECODING, decodes=False)
     assert queue.send_at_once(offer(), prefill, 0.0) and queue.send_at_once(offer(), prefill, 0.101)
-    queue = AdmissionQueue(QueueLimits())
+    queue = AdmissionQueue(AdmissionConfig())
     assert queue.send_at_once(offer(), DECODING, 0.0) and queue.send_at_once(offer(), DECODING, 0.101)
 
 
 def test_a_decode_pod_gets_no_prompt_that_would_delay_one_on_its_way_to_it() -> None:
     """It gets a short one, and the long one when the other has arrived."""
-    queue = AdmissionQueue(QueueLimits(rest_ms=0.0), tpot_ms=100.0)
+    queue = AdmissionQueue(AdmissionConfig(), tpot_ms=100.0, rest_ms=0.0)
     handed_over = msgspec.structs.replace(candidate("p", 400.0), decodes=False, decode_pod="d")
     assert queue.send_at_once(offer(), handed_over, 0.0)
     assert not queue.send_at_once(offer(), candidate("d", 800.0), 0.0)
@@ -302,7 +308,7 @@ def test_a_decode_pod_gets_no_prompt_that_would_delay_one_on_its_way_to_it() -> 
 
 def test_a_request_waits_for_room_where_it_is_decoded() -> None:
     """Or is refused, if that takes too long."""
-    queue = AdmissionQueue(LIMITS)
+    queue = AdmissionQueue(LIMITS, error_share=0.0)
     full = msgspec.structs.replace(candidate("p"), room_ms=300.0)
     assert not queue.send_at_once(offer(), full, 0.0)
     assert isinstance(queue.offer(offer(), [msgspec.structs.replace(full, room_ms=1001.0)], 0.0), Refusal)
@@ -328,7 +334,7 @@ def test_the_error_of_predictions_is_learnt_from_late_first_tokens() -> None:
 @pytest.mark.parametrize("tenants", [2, 3, 9])
 def test_a_minority_of_the_tenants_moves_no_margin_of_the_others(tenants: int) -> None:
     """However often it misses its limits, also if it comes first."""
-    queue = busy(QueueLimits(error_share=0.0, rest_ms=50.0), ms=600.0)
+    queue = busy(AdmissionConfig(), ms=600.0, rest_ms=50.0)
     names = [f"t{number}" for number in range(tenants)]
     for tenant in (*names[: tenants // 2] * 300, *names * 300):
         is_bad = tenant in names[: tenants // 2]
@@ -353,7 +359,7 @@ def test_a_pod_with_prompts_of_others_is_not_open() -> None:
 )
 def test_no_pod_is_idle_while_a_request_waits_for_any(arrivals: list[tuple[float, float, Tenant]], pods: int) -> None:
     """Places of equal cost: a request is sent when the first pod is open, and none is open while one waits."""
-    queue, now_s, names = AdmissionQueue(LIMITS), 0.0, [str(at) for at in range(pods)]
+    queue, now_s, names = AdmissionQueue(LIMITS, error_share=0.0), 0.0, [str(at) for at in range(pods)]
     waiting: dict[Waiting, float] = {}
 
     def queue_candidates(one: Waiting) -> list[QueueCandidate]:

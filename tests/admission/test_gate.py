@@ -114,8 +114,9 @@ def test_operators_name_a_tenant() -> None:
 @pytest.mark.net
 async def test_the_gate_is_called_once_for_each_v1_request() -> None:
     """Forwarded requests, the router's own /v1 endpoints, and requests in a pipeline; no other path."""
-    gate, edge = RecordingGate(), Edge(echo)
-    async with connected(edge, gate=gate) as (reader, writer):
+    gate = RecordingGate()
+    edge = Edge(echo, gate=gate)
+    async with connected(edge) as (reader, writer):
         for request in (post(b"a", b"x-api-key: k"), LIST_MODELS, post(b"", path=b"/own")):
             writer.write(request)
             await read_answer(reader)
@@ -128,7 +129,7 @@ async def test_the_gate_is_called_once_for_each_v1_request() -> None:
         ("/v1/x", b""),
         ("/v1/models", b"secret"),
     ]
-    assert {received.tenant for received in edge.seen} == {ACME}
+    assert {client.admitted.tenant for client in edge.seen} == {ACME}
 
 
 @pytest.mark.net
@@ -136,9 +137,9 @@ async def test_the_gate_is_called_once_for_each_v1_request() -> None:
 async def test_a_refused_request_is_answered_with_the_refusal(request_bytes: bytes) -> None:
     """Both for forwarded requests and for the router's own endpoints. The connection stays open."""
     refusal = Saturated("quota used up")
-    gate, edge = RecordingGate(refusal), Edge(echo)
-    async with connected(edge, gate=gate) as (reader, writer):
+    edge = Edge(echo, gate=RecordingGate(refusal))
+    async with connected(edge) as (reader, writer):
         for _ in range(2):
             writer.write(request_bytes)
             assert (await read_answer(reader))[1] == b"refused"
-    assert [received.refusal for received in edge.seen] == [refusal] * 2
+    assert [client.refusal for client in edge.seen] == [refusal] * 2

@@ -16,12 +16,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from uvicorn.server import ServerState
 
-from router.admission.gate import AdmissionGate
 from router.admission.tenant import Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
-from router.frontends.http.app import App
-from router.frontends.http.connection import UpstreamTimeouts
+from router.config.schema import Edge, Limits
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.openai_edge import OpenAiEdge
@@ -150,17 +146,20 @@ async def chain(edge: Edge | None = None, *, reads_bodies: bool = False) -> Asyn
     async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(pod.serve, "127.0.0.1", 0) as upstream:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
         served = make_pod(url=url, models=("m",))
-        pools = UpstreamPools(UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5))
+        pools = UpstreamPools(Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5))
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)
         core = CoreOfPods([served])
         reader_of_heads = (RequestReader if reads_bodies else UnreadBodies)(
             core.fleet, forwarding, limits.max_messages, frozenset()
         )
-        edge_to_pod = edge_of(core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads)
+        edge_to_pod = edge_of(
+            core, Forwarder(served, pools), edge=forwarding, limits=limits, reader=reader_of_heads, own=application
+        )
         edge_to_pod.own_bodies = True
-        app = App(edge_to_pod, application, AdmissionGate())
-        config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            edge_to_pod, http=EdgeProtocol, ws="none", lifespan="off", log_config=None, access_log=False
+        )
         config.load()
         state = ServerState()
         server = await loop.create_server(lambda: EdgeProtocol(config, state, {}), "127.0.0.1", 0)

@@ -16,6 +16,7 @@ from loadtest.commands.child_processes import JSON_CALL
 from router.config.load import shipped
 from router.config.pod_schema import PodConfig
 from router.config.policy_files import PolicyFolder, load_policies
+from router.config.schema import Limits
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
@@ -23,17 +24,17 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.drains import Drains
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
 from router.observe.changes import Changes
 from router.observe.declared import of_process
+from router.observe.ended import RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.receipts import RecordedDecision
+from router.observe.recent_decisions import Kept
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.inbound import HeaderList
@@ -71,7 +72,7 @@ class Router:
         store = Published()
         streams = KvStreams(self.fleet, store, self.metrics.kv)
         calibrator = Calibrator(Calibration(), self.metrics, Links())
-        scaling = ScalingView(self.fleet, Ledger(), ScalingTargets(), 0.0)
+        scaling = ScalingView(self.fleet, Ledger(), Scaling(), 12.0, 0.0)
         page = MetricsPage(self.metrics, self.fleet, Ledger(), store, calibrator, scaling, self._observe_cluster)
         self.is_stopping = False
         self.changes = Changes()
@@ -86,7 +87,7 @@ class Router:
             lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),
-            LoraAdapters(self.fleet, UpstreamPools(UpstreamTimeouts(1, 1, 1)).of),
+            LoraAdapters(self.fleet, UpstreamPools(Limits()).of),
         )
         self.app = admin_app(routes)
 
@@ -110,8 +111,8 @@ class Router:
             self.fleet.event(status.pod.id, event)
         return "all routers"
 
-    def _find(self, request_id: str) -> RecordedDecision | None:
-        return self.decision if request_id == "here" else None
+    def _find(self, request_id: str) -> Kept | None:
+        return (self.decision, None) if request_id == "here" else None
 
     async def _read(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 
 from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
 from router.errors import RouterError, status_of
 from router.frontends.admin.admin_access import AdminEdge
-from router.frontends.http.exchange import ReceivedRequest
 from router.request.error_responses import error_headers
-from router.request.inbound import first_values
+from router.request.inbound import Head, first_values
 
 LIMITS = Limits()
 JSON = {"content-type": "application/json"}
@@ -23,7 +23,7 @@ class Caller:
     """Sends heads of requests to the edge."""
 
     def __init__(self, bearer: BearerFile | None = None, host: str = "127.0.0.1") -> None:
-        self._edge = AdminEdge(LIMITS, host, bearer)
+        self._edge = AdminEdge(LIMITS, FastAPI(), host, bearer)
         self.refused: RouterError | None = None
 
     def call(
@@ -37,8 +37,8 @@ class Caller:
         """The status of the response; 200 if the application answers."""
         given = {"host": "localhost:9480", **(headers or {})}
         raw = [(name.encode(), value.encode()) for name, value in given.items() if value]
-        received = ReceivedRequest(method, path, path.encode(), raw, first_values(raw), peer or "")
-        self.refused = self._edge.refusal(received, frozenset())
+        head = Head("", method, path.encode(), raw, path, first_values(raw), peer=peer or "")
+        self.refused = self._edge.admit(head, 0.0)[1]
         return status_of(self.refused) if self.refused else 200
 
 

@@ -13,13 +13,11 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
 from router.fleet.fleet import Fleet
-from router.frontends.http.app import App, public_app
+from router.frontends.http.app import public_app
 from router.frontends.http.http_edge import HttpEdge
 from tests.api.test_admin import POD, SMALL, error_of
 from tests.pace import Stopwatch
@@ -37,7 +35,7 @@ class PublicEndpoints:
         self.is_ready = False
         self.refused: list[RouterError] = []
         own = public_app(self.fleet, lambda: self.is_ready, self._lifespan, self.refused.append)
-        self.app = App(HttpEdge(Limits()), own, AdmissionGate())
+        self.app = HttpEdge(Limits(), own)
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:

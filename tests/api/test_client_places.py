@@ -18,7 +18,6 @@ from router.admission.quotas import Quota
 from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
 from router.frontends.admin.admin_access import AdminEdge
-from router.frontends.http.app import App
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.protocol import EdgeProtocol
@@ -87,6 +86,16 @@ class Wire(asyncio.Transport):
         return int(self.written[9:12] or 0)
 
 
+def own_pods() -> FastAPI:
+    own = FastAPI(openapi_url=None)
+
+    @own.get("/admin/pods")
+    async def pods() -> str:
+        return "pods"
+
+    return own
+
+
 class Network:
     """Clients' connections to one router with `PLACES` connections."""
 
@@ -96,15 +105,8 @@ class Network:
         """The socket that all connections seem to have. Whether bytes wait there to be read is asked."""
         self.on_end: Callable[[Wire], object] = lambda _: None
         limited = Limits(max_connections=PLACES, **limits)
-        self.edge = edge or make_edge(core=CoreOfPods([]), limits=limited, forward=self._serve)
-        own = FastAPI(openapi_url=None)
-
-        @own.get("/admin/pods")
-        async def pods() -> str:
-            return "pods"
-
-        app = App(self.edge, own, gate or AdmissionGate())
-        self._config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
+        self.edge = edge or make_edge(core=CoreOfPods([]), limits=limited, forward=self._serve, gate=gate)
+        self._config = uvicorn.Config(self.edge, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
         self._config.load()
         self._state = ServerState()
         self.may_end = asyncio.Event()
@@ -235,7 +237,7 @@ def test_probes_that_never_end_keep_no_operator_out(tmp_path: Path) -> None:
     token = BearerFile(str(tmp_path / "token"), "admin.bearer_file")
 
     async def story() -> None:
-        with Network(edge=AdminEdge(Limits(max_connections=PLACES), "0.0.0.0", token)) as network:
+        with Network(edge=AdminEdge(Limits(max_connections=PLACES), own_pods(), "0.0.0.0", token)) as network:
             keep_open(network, 80, b"GET /livez HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{")
             await pause()
             for _ in range(30):

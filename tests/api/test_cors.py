@@ -7,14 +7,14 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from fastapi import FastAPI
 from pydantic import ValidationError
 
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.errors import AccessDenied
-from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import HttpEdge
 from router.request import tracker
+from router.request.inbound import Head
 from tests.api.edge_to_pod import Chain, chain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -147,8 +147,8 @@ def test_every_listener_refuses_what_a_page_of_another_origin_posts() -> None:
     """Also that of `warmroute publish`, which has no keys. Forms of programs pass, which send no origin."""
     form = {b"content-type": b"application/x-www-form-urlencoded"}
     for sent, refused in (({b"origin": b"https://evil.example.com"}, AccessDenied), ({}, type(None))):
-        received = ReceivedRequest("POST", "/revision", b"/revision", [], form | sent, "::1")
-        assert type(HttpEdge(Limits()).refusal(received, frozenset())) is refused
+        head = Head("", "POST", b"/revision", [], "/revision", form | sent)
+        assert type(HttpEdge(Limits(), FastAPI()).admit(head, 0.0)[1]) is refused
 
 
 async def test_a_star_allows_all_origins() -> None:

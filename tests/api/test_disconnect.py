@@ -13,11 +13,8 @@ from itertools import count
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from uvicorn.server import ServerState
 
-from router.admission.gate import AdmissionGate
-from router.frontends.http.app import App
 from router.frontends.http.protocol import EdgeProtocol
 from tests.api.edges import edge_of
 from tests.proxy.pods import LONGER_S, Behaviour, ScriptedPod, Town
@@ -75,7 +72,7 @@ async def _lose_before(callback: int, pieces: list[bytes], behaviour: Behaviour)
     pods = Town(loop.pods, {"a": "http://a"}, LONGER_S, retries=2)
     pods.read_prompt = PROMPT
     edge = edge_of(pods, pods.forwarder)
-    config = uvicorn.Config(App(edge, FastAPI(), AdmissionGate()), http=EdgeProtocol, lifespan="off", log_config=None)
+    config = uvicorn.Config(edge, http=EdgeProtocol, lifespan="off", log_config=None)
     config.load()
     protocol, client = EdgeProtocol(config, ServerState(), {}, loop), Sink()
     wire, far = Pipe(loop, protocol), Pipe(loop, client)
@@ -94,7 +91,7 @@ async def _lose_before(callback: int, pieces: list[bytes], behaviour: Behaviour)
     await loop.settle()
     pods.pools.close()
     await loop.settle()
-    assert not edge.body_memory.bytes and not edge.in_flight.used and not protocol.connection.tasks, callback
+    assert not edge.body_memory.bytes and not edge.in_flight.used and not protocol.tasks, callback
     assert not [*leftovers(pods, loop)], callback
     assert not loop.timers(), callback
     return lost

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from router.config.schema import Limits
 from router.errors import MalformedRequest
-from router.frontends.http import encoded_bodies
-from router.frontends.http.encoded_bodies import UNPACKED_INLINE_BYTES, unpack
+from router.frontends.http import http_edge
+from router.frontends.http.http_edge import UNPACKED_INLINE_BYTES, unpack
 from tests.api.edge_to_pod import AtPod, Chain, chain
 
-zstd: Any = vars(encoded_bodies)["zstd"]
+zstd: Any = vars(http_edge)["zstd"]
 """From `compression` or `backports`, by the version of Python."""
 PACK: dict[bytes, Callable[[bytes], bytes]] = {b"gzip": gzip.compress, b"x-gzip": gzip.compress, b"zstd": zstd.compress}
 each_encoding = pytest.mark.parametrize("encoding", sorted(PACK))

@@ -21,7 +21,7 @@ from router.config.schema import Limits
 from router.errors import Saturated, ShareExceeded
 from router.frontends.http import exchange
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS, Newcomers
-from router.frontends.http.exchange import BodyMemory, Exchange
+from router.frontends.http.exchange import Exchange
 from router.frontends.http.server import TlsListener
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
@@ -47,7 +47,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 async def stays_or_echo(client: Exchange) -> None:
     """An answer that never comes to those who ask for it."""
-    await (forever if client.received.body == HELD else echo)(client)
+    await (forever if client.body == HELD else echo)(client)
 
 
 class Clients:
@@ -68,8 +68,8 @@ class Clients:
 
 
 @asynccontextmanager
-async def clients(edge: Any, gate: AdmissionGate | None = None) -> AsyncIterator[Clients]:
-    async with connected(edge, gate=gate) as (_, writer), AsyncExitStack() as stack:
+async def clients(edge: Any) -> AsyncIterator[Clients]:
+    async with connected(edge) as (_, writer), AsyncExitStack() as stack:
         yield Clients(writer.get_extra_info("peername"), stack)
 
 
@@ -88,7 +88,7 @@ def endless(who: bytes) -> bytes:
 
 async def test_bodies_that_never_end_leave_memory_for_others() -> None:
     """And their client gets no more of it while others have some."""
-    edge = Edge(stays_or_echo, body_memory=BodyMemory(16 * MAX_BYTES))
+    edge = Edge(stays_or_echo, memory_bytes=16 * MAX_BYTES)
     async with clients(edge) as to:
         for _ in range(16):
             await to.send(endless(EVIL))
@@ -107,7 +107,7 @@ async def test_bodies_that_never_end_leave_memory_for_others() -> None:
 async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the client that holds the most, until the other one has its share."""
     monkeypatch.setattr(exchange, "SLOW_REQUEST_S", 0.0)
-    edge = Edge(forever, body_memory=BodyMemory(8 * MAX_BYTES))
+    edge = Edge(forever, memory_bytes=8 * MAX_BYTES)
     async with clients(edge) as to:
         for _ in range(8):
             await to.send(endless(EVIL))
@@ -176,8 +176,8 @@ async def serve_good(context: RequestContext, client: Exchange) -> None:
     client.finish()
 
 
-def edge_for(**limits: int) -> Any:
-    edge = cast(Any, make_edge(core=CoreOfPods([]), limits=Limits(**limits), forward=serve_good))
+def edge_for(gate: AdmissionGate, **limits: int) -> Any:
+    edge = cast(Any, make_edge(core=CoreOfPods([]), limits=Limits(**limits), forward=serve_good, gate=gate))
     edge.connections = set()
     return edge
 
@@ -188,9 +188,9 @@ async def status_of(to: Clients, data: bytes) -> int:
 
 async def test_long_streams_of_one_tenant_leave_room_for_others() -> None:
     """One tenant alone may have as many as the router serves."""
-    edge = edge_for(max_in_flight=16)
+    edge = edge_for(gate_of(), max_in_flight=16)
     RUNNING.clear()
-    async with clients(edge, gate_of()) as to:
+    async with clients(edge) as to:
         streams = [await to.send(chat("evil")) for _ in range(16)]
         await until(lambda: len(RUNNING) == 16)
         assert await status_of(to, chat("evil")) == 503
@@ -209,8 +209,8 @@ async def test_long_streams_of_one_tenant_leave_room_for_others() -> None:
 
 async def test_a_request_is_concurrent_from_its_head_on() -> None:
     """One whose body never ends counts as much as one that is served; it does not when its client leaves."""
-    edge = edge_for()
-    async with clients(edge, gate_of(Quota(concurrent_requests=1))) as to:
+    edge = edge_for(gate_of(Quota(concurrent_requests=1)))
+    async with clients(edge) as to:
         _, writer = await to.send(chat("good")[:-1])
         await until(lambda: any(each.last for each in edge.connections))
         assert await status_of(to, chat("good")) == 429

@@ -17,7 +17,7 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http import large_bodies
-from router.frontends.http.exchange import ReceivedRequest
+from router.frontends.http.exchange import Exchange
 from router.frontends.http.large_bodies import ItemCounter, LargeBodies
 from router.types import Endpoint
 from tests.api.edge_to_pod import UnreadBodies, chain
@@ -332,7 +332,7 @@ async def test_a_refused_body_is_freed_at_once() -> None:
             client.writer.write(head + body)
             assert b"limits.max_json_items" in (await client.answer())[1]
             async with asyncio.timeout(5):
-                while any(isinstance(each, ReceivedRequest) for each in gc.get_objects()):
+                while any(isinstance(each, Exchange) for each in gc.get_objects()):
                     await asyncio.sleep(0.05)
     finally:
         gc.enable()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.listen_schema import AdminListen
+from router.config.schema import AdminListen
 from router.errors import ConfigError
 from router.frontends.http.listen_sockets import address_of, bind_admin, bind_port, open_port
 

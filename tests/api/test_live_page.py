@@ -21,7 +21,7 @@ from router.frontends.admin.live_page import (
     add_page_routes,
     page_headers,
 )
-from router.observe.log import RequestLine
+from router.observe.log import LINE_FIELDS
 from tests.virtual_time import run_virtually
 
 PAGE = _FILE.read_bytes()
@@ -185,7 +185,7 @@ def test_the_page_computes_nothing_from_metrics() -> None:
 
 def test_a_fact_of_a_request_has_the_name_that_it_has_in_the_log() -> None:
     """In the list of recent decisions and in the details, so that what is read here is found there."""
-    logged = {name.removesuffix("_ms").replace("_", " ") for name in RequestLine.__struct_fields__}
+    logged = {name.removesuffix("_ms").replace("_", " ") for name in LINE_FIELDS}
     details = re.search(r"function facts\(.*?\n}", PAGE.decode(), re.DOTALL)
     headings = re.search(r'<table id="recent".*?</thead>', PAGE.decode(), re.DOTALL)
     assert details is not None and headings is not None

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
-from router.admission.tenant import OPEN_TENANT
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.admission.gate import AdmissionGate
+from router.admission.tenant import OPEN_TENANT, Admitted
+from router.config.schema import Edge, Limits
 from router.errors import (
     BodyTooLarge,
     HeadersTooLarge,
@@ -26,11 +27,12 @@ from router.errors import (
     UpstreamError,
 )
 from router.frontends.fair_turns import MAX_AT_ONCE
-from router.frontends.http.exchange import Exchange, ReceivedRequest
+from router.frontends.http.exchange import Exchange
+from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.request import reading
 from router.request.context import RequestContext
-from router.request.inbound import HeaderList, first_values
+from router.request.inbound import Head, HeaderList, first_values
 from router.request.reading import RequestReader
 from router.types import Endpoint, Pod
 from tests.api.edges import edge_of
@@ -56,22 +58,35 @@ def make_edge(
     forward: Forward = answer_nothing,
     configured: frozenset[str] = frozenset(),
     core: CoreOfPods | None = None,
+    gate: AdmissionGate | None = None,
 ) -> OpenAiEdge:
     core, edge, limits = core or CoreOfPods([]), edge or Edge(), limits or Limits()
     core.fleet.sync(pods or [POD])
     reader = RequestReader(core.fleet, edge, limits.max_messages, configured)
-    return edge_of(core, Forwarder(forward), edge=edge, limits=limits, reader=reader)
+    return edge_of(core, Forwarder(forward), edge=edge, limits=limits, reader=reader, gate=gate)
 
 
-def received(
-    body: bytes = b"", *, path: str = "/v1/rerank", method: str = "POST", headers: Headers = ()
-) -> ReceivedRequest:
-    listed = list(headers)
-    return ReceivedRequest(method, path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
+def head_of(edge: OpenAiEdge, path: str = "/v1/rerank", method: str = "POST", headers: Headers = ()) -> Head:
+    """The head of a request, as `EdgeProtocol` builds it."""
+    listed, named = list(headers), first_values(list(headers))
+    request_id, given_id, trace = edge.identity(listed, named)
+    return Head(
+        id=request_id,
+        method=method,
+        target=path.encode(),
+        headers=listed,
+        path=path,
+        named=named,
+        methods=edge.methods(path),
+        peer="127.0.0.1",
+        given_id=given_id,
+        trace=trace,
+    )
 
 
-def refusal_of(edge: OpenAiEdge, request: ReceivedRequest) -> RouterError | None:
-    return edge.refusal(request, edge.methods(request.path))
+def refusal_of(edge: OpenAiEdge, path: str = "/v1/rerank", method: str = "POST", headers: Headers = ()) -> Any:
+    """Why it refuses a request by its head."""
+    return edge.admit(head_of(edge, path, method, headers), 0.0)[1]
 
 
 def counted(core: CoreOfPods, endpoint: Endpoint, result: str, model: str = "") -> float:
@@ -87,11 +102,10 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
     """Decoding it would hold the event loop."""
     monkeypatch.setattr(reading, "parse_body", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
-    core, request = CoreOfPods([]), received(body, path="/v1/chat/completions")
-    edge = make_edge(limits=Limits(max_json_items=1_024), core=core)
-    assert await edge._read_large(request, "r") is None
-    with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
-        edge.admit(request, "r")
+    core = CoreOfPods([])
+    edge, client = make_edge(limits=Limits(max_json_items=1_024), core=core), Client(body, path="/v1/chat/completions")
+    await edge.serve(client.sent_to(edge))
+    assert client.status == 400 and b"limits.max_json_items" in client.sent
     assert counted(core, Endpoint.CHAT, "malformed_request") == 1
 
 
@@ -131,8 +145,7 @@ def test_forms_that_might_steer_an_engine_are_refused(path: str, header: tuple[b
     async def forward(context: RequestContext, _client: Exchange) -> None:
         forwarded.append(context.request.body)
 
-    client = Client()
-    client.received = received(body, path=path, headers=[header])
+    client = Client(body, path=path, headers=[header])
     assert served(make_edge(forward=forward), client).status == 400
     assert not forwarded
     trusting = make_edge(edge=Edge(trust_engine_fields=True), forward=forward)
@@ -146,10 +159,9 @@ def test_other_forms_are_forwarded_unchanged() -> None:
     async def forward(context: RequestContext, _client: Exchange) -> None:
         forwarded.append(context.request.body)
 
-    client = Client()
-    client.received = received(FORM % b"prompt", path="/v1/audio/transcriptions", headers=[MULTIPART])
+    client = Client(FORM % b"prompt", path="/v1/audio/transcriptions", headers=[MULTIPART])
     served(make_edge(forward=forward), client)
-    assert forwarded[0] is client.received.body
+    assert forwarded[0] is client.body
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -163,10 +175,8 @@ def test_a_form_is_routed_by_its_model(trusted: bool) -> None:
     edge = make_edge(POD, OTHER_POD, forward=forward, edge=Edge(trust_engine_fields=trusted))
 
     def send(field: bytes, value: bytes) -> Client:
-        client = Client()
         body = (FORM % field).replace(b"{}", value)
-        client.received = received(body, path="/v1/audio/transcriptions", headers=[MULTIPART])
-        return served(edge, client)
+        return served(edge, Client(body, path="/v1/audio/transcriptions", headers=[MULTIPART]))
 
     for name in (b"m", b"lora"):
         send(b"model", name)
@@ -177,9 +187,9 @@ def test_a_form_is_routed_by_its_model(trusted: bool) -> None:
 
 def test_several_content_types_are_refused() -> None:
     """An engine might read another one than the router."""
-    request = received(b"{}", headers=[(b"content-type", b"application/json"), MULTIPART])
-    assert isinstance(refusal_of(make_edge(), request), MalformedRequest)
-    assert refusal_of(make_edge(), received(b"{}", headers=[MULTIPART, (b"x", b"1"), (b"x", b"2")])) is None
+    several = [(b"content-type", b"application/json"), MULTIPART]
+    assert isinstance(refusal_of(make_edge(), headers=several), MalformedRequest)
+    assert refusal_of(make_edge(), headers=[MULTIPART, (b"x", b"1"), (b"x", b"2")]) is None
 
 
 # --- refusals ---
@@ -201,7 +211,7 @@ def test_several_content_types_are_refused() -> None:
 )
 def test_which_methods_are_refused(method: str, path: str, refused: bool) -> None:
     """Inference is POST; the operator's paths have the usual methods."""
-    refusal = refusal_of(make_edge(edge=Edge(extra_paths=("/tokenizer_info",))), received(method=method, path=path))
+    refusal = refusal_of(make_edge(edge=Edge(extra_paths=("/tokenizer_info",))), path, method)
     assert isinstance(refusal, MethodNotAllowed) if refused else refusal is None
 
 
@@ -225,15 +235,14 @@ def test_which_methods_are_refused(method: str, path: str, refused: bool) -> Non
 def test_requests_are_refused_by_their_headers(headers: Headers, refusal: type[RouterError] | None) -> None:
     """Before the body is read; sizes at the limit are accepted."""
     edge = make_edge(limits=Limits(max_body_bytes=100, max_header_bytes=1024))
-    assert type(refusal_of(edge, received(headers=headers))) is (refusal or type(None))
+    assert type(refusal_of(edge, headers=headers)) is (refusal or type(None))
 
 
-def test_a_refusal_is_raised_and_counted() -> None:
+def test_a_refusal_is_answered_and_counted() -> None:
     """Before anything of the request is parsed."""
-    core, request = CoreOfPods([]), received(b"not JSON", path="/v1/completions")
-    request.refusal = BodyTooLarge("too large")
-    with pytest.raises(BodyTooLarge):
-        make_edge(core=core).admit(request, "r")
+    core, client = CoreOfPods([]), Client(b"not JSON", path="/v1/completions")
+    client.refusal = BodyTooLarge("too large")
+    assert served(make_edge(core=core), client).status == 413
     assert counted(core, Endpoint.COMPLETIONS, "body_too_large") == 1
 
 
@@ -242,8 +251,8 @@ def test_a_configured_model_that_no_pod_serves_is_counted_under_its_name() -> No
     core = CoreOfPods([])
     edge = make_edge(configured=frozenset({"late"}), core=core)
     for model, error in (("late", NoReadyPod), ("invented", UnknownModel)):
-        with pytest.raises(error):
-            edge.admit(received(json.dumps({"model": model}).encode()), "r")
+        client = served(edge, Client(json.dumps({"model": model}).encode()))
+        assert client.status == error.http_status
     assert counted(core, Endpoint.OTHER, "no_ready_pod", "late") == 1
     assert counted(core, Endpoint.OTHER, "model_not_found") == 1
 
@@ -252,9 +261,8 @@ def test_requests_that_are_never_routed_have_a_line_in_the_log() -> None:
     """Refused, abandoned, and not parsed: with the status and the code of the response."""
     core = CoreOfPods([])
     edge = make_edge(core=core)
-    with pytest.raises(UnknownModel):
-        edge.admit(received(b'{"model": "' + b"n" * 5000 + b'"}'), "r")
-    edge.abandoned(received(path="/v1/embeddings"))
+    served(edge, Client(b'{"model": "' + b"n" * 5000 + b'"}', headers=[(b"x-request-id", b"r")]))
+    edge.abandoned(Client(path="/v1/embeddings").sent_to(edge))
     edge.standalone_error(Saturated("full"))
     refused, left, unparsed = map(json.loads, core.log_lines)
     assert len(refused.pop("error")) < 600
@@ -269,8 +277,8 @@ def test_abandoned_requests_are_counted_by_endpoint() -> None:
     """Clients that left before they were served."""
     core = CoreOfPods([])
     edge = make_edge(core=core)
-    edge.abandoned(received(path="/v1/embeddings"))
-    edge.abandoned(received(path="/v1/rerank"))
+    for path in ("/v1/embeddings", "/v1/rerank"):
+        edge.abandoned(Client(path=path).sent_to(edge))
     assert counted(core, Endpoint.EMBEDDINGS, "client_gone") == counted(core, Endpoint.OTHER, "client_gone") == 1
 
 
@@ -291,24 +299,37 @@ def test_a_standalone_error_ends_the_connection() -> None:
 class Client:
     """Records the response in place of an `Exchange`."""
 
-    def __init__(self, headers: Headers = ()) -> None:
-        self.received = received(json.dumps(FORWARDED).encode(), headers=headers)
-        self.started = self.response_complete = self.disconnected = self.sends_events = False
-        self.status, self.headers, self.body = 0, dict[bytes, bytes](), b""
+    sees_response = True
+
+    def __init__(
+        self, body: bytes = json.dumps(FORWARDED).encode(), *, path: str = "/v1/rerank", headers: Headers = ()
+    ) -> None:
+        self.body = body
+        self.admitted = Admitted()
+        self.refusal: RouterError | None = None
+        self.is_plain = self.started = self.response_complete = self.disconnected = self.sends_events = False
+        self.status, self.headers, self.sent = 0, dict[bytes, bytes](), b""
+        self._asked = path, "POST", headers
+
+    def sent_to(self, edge: OpenAiEdge, **changed: Any) -> AnyExchange:
+        """Itself, with a head for this edge."""
+        self.head = replace(head_of(edge, *self._asked), **changed)
+        return cast(AnyExchange, self)
 
     def start(self, status: int, headers: HeaderList) -> None:
         self.started, self.status, self.headers = True, status, dict(headers)
 
     def put(self, piece: bytes) -> bool:
-        self.body += piece
+        self.sent += piece
         return True
 
     def finish(self) -> None:
         self.response_complete = True
 
 
-def served(edge: OpenAiEdge, client: Client) -> Client:
-    asyncio.run(edge.serve(cast(Exchange, client)))
+def served(edge: OpenAiEdge, client: Client, **changed: Any) -> Client:
+    """`changed`: fields of its head."""
+    asyncio.run(edge.serve(client.sent_to(edge, **changed)))
     return client
 
 
@@ -327,9 +348,9 @@ def failing(error: BaseException, *, stream: bool | None = None) -> Forward:
 def test_an_error_is_answered_with_its_status_and_the_request_id() -> None:
     """The client's id, or one that the router makes."""
     edge = make_edge(forward=failing(Saturated("full")))
-    client = served(edge, Client([(b"x-request-id", b"mine")]))
+    client = served(edge, Client(headers=[(b"x-request-id", b"mine")]))
     assert (client.status, client.headers[b"x-request-id"], client.response_complete) == (503, b"mine", True)
-    assert json.loads(client.body)["error"]["code"] == "saturated"
+    assert json.loads(client.sent)["error"]["code"] == "saturated"
     first, second = (served(edge, Client()).headers[b"x-request-id"] for _ in range(2))
     assert first.startswith(b"req-") and first != second
 
@@ -357,7 +378,7 @@ def test_a_request_id_is_kept_only_if_it_is_harmless(given: bytes, is_kept: bool
         heads.append(context.head)
         raise Saturated("full")
 
-    client = served(make_edge(forward=forward), Client([(b"x-request-id", given)]))
+    client = served(make_edge(forward=forward), Client(headers=[(b"x-request-id", given)]))
     assert client.headers[b"x-request-id"] == heads[0].id.encode()
     assert (heads[0].id == given.decode("latin-1")) is is_kept
     assert heads[0].given_id == ("" if is_kept else given[:128].decode("latin-1"))
@@ -370,8 +391,8 @@ def test_a_request_uses_the_share_of_its_owner() -> None:
         owners.append(context.owner)
         raise Saturated("full")
 
-    client = Client([(b"x-tenant", b"another")])
-    client.received.owner = "192.0.2.0"
+    client = Client(headers=[(b"x-tenant", b"another")])
+    client.admitted = Admitted("192.0.2.0")
     served(make_edge(forward=forward), client)
     assert owners == ["192.0.2.0"]
 
@@ -379,7 +400,7 @@ def test_a_request_uses_the_share_of_its_owner() -> None:
 def test_an_unexpected_error_is_answered_without_details() -> None:
     """500."""
     client = served(make_edge(forward=failing(ValueError("secret"))), Client())
-    assert client.status == 500 and b"secret" not in client.body
+    assert client.status == 500 and b"secret" not in client.sent
 
 
 @pytest.mark.parametrize(
@@ -393,7 +414,7 @@ def test_an_unexpected_error_is_answered_without_details() -> None:
 def test_a_broken_stream_ends_with_an_error_event(error: Exception, stream: bool, is_told: bool) -> None:
     """Any other response that began is cut off."""
     client = served(make_edge(forward=failing(error, stream=stream)), Client())
-    assert client.status == 200 and (b"upstream_broken" in client.body) is is_told
+    assert client.status == 200 and (b"upstream_broken" in client.sent) is is_told
 
 
 @pytest.mark.parametrize("route_headers", [True, False])
@@ -407,7 +428,7 @@ def test_errors_name_pods_only_where_route_headers_do(
     """Before the response and in the middle of a stream."""
     forward = failing(kind("pod 10.1.2.3:8000: lost"), stream=stream)
     client = served(make_edge(edge=Edge(route_headers=route_headers), forward=forward), Client())
-    error = json.loads(client.body.strip().removeprefix(b"event: error\ndata: "))["error"]
+    error = json.loads(client.sent.strip().removeprefix(b"event: error\ndata: "))["error"]
     assert ("10.1.2.3" in error["message"]) is route_headers
     assert error["message"] and error["code"] == kind.code
 
@@ -433,13 +454,13 @@ def test_requests_beyond_the_limit_are_refused_until_others_end() -> None:
 
         edge = make_edge(limits=Limits(max_in_flight=1), forward=wait)
         first, second, third = Client(), Client(), Client()
-        running = asyncio.create_task(edge.serve(cast(Exchange, first)))
+        running = asyncio.create_task(edge.serve(first.sent_to(edge)))
         await asyncio.sleep(0)
-        await edge.serve(cast(Exchange, second))
-        assert (first.status, second.status) == (0, 503) and b"max_in_flight" in second.body
+        await edge.serve(second.sent_to(edge))
+        assert (first.status, second.status) == (0, 503) and b"max_in_flight" in second.sent
         go_on.set()
         await running
-        await edge.serve(cast(Exchange, third))
+        await edge.serve(third.sent_to(edge))
         assert third.status == 0
 
     asyncio.run(story())
@@ -460,9 +481,9 @@ def test_a_burst_of_one_owner_does_not_begin_in_one_pass(others_run: bool) -> No
         edge = make_edge(forward=wait)
 
         def sent(owner: str) -> asyncio.Task[None]:
-            client = Client([(b"x-request-id", owner.encode())])
-            client.received.owner = owner
-            return asyncio.create_task(edge.serve(cast(Exchange, client)))
+            client = Client(headers=[(b"x-request-id", owner.encode())])
+            client.admitted = Admitted(owner)
+            return asyncio.create_task(edge.serve(client.sent_to(edge)))
 
         running = [sent("other")] if others_run else []
         await asyncio.sleep(0)

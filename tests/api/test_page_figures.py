@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.frontends.admin.page_figures import BEYOND, MetricRows, MetricsGrowth, quantile
-from router.frontends.admin.page_notices import Counted, CountedHistory
+from router.frontends.admin.page_figures import BEYOND, Counted, CountedHistory, MetricRows, MetricsGrowth, quantile
 from router.observe.declared import of_requests
 
 

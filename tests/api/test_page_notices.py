@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from router.frontends.admin.page_figures import MetricRows
-from router.frontends.admin.page_notices import (
+from router.frontends.admin.page_figures import (
     MAX_CHARACTERS,
     MAX_ERROR_CHARACTERS,
     Counted,
     CountedHistory,
+    MetricRows,
     Present,
     lateness_of,
     unserved_of,

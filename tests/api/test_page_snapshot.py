@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from router.feeds.pod_problems import log_changes
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.scaling import ScalingTargets, ScalingView
+from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.page_snapshot import (
     MAX_CHANGES,
     MAX_CHARACTERS,
@@ -31,9 +32,8 @@ from router.frontends.admin.page_snapshot import (
 from router.frontends.admin.views import MetricsPage
 from router.observe.changes import Changes
 from router.observe.declared import of_requests
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.observe.metrics import Metrics
-from router.observe.receipts import Outcome
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.calibration import Calibration
@@ -54,7 +54,7 @@ class Page:
     def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
         self.fleet, self.metrics, self.recent = Fleet(), Metrics(), RecentDecisions()
-        self.shadows = ShadowCaches(self.metrics, lambda _: 8)
+        self.shadows = ShadowCaches(self.metrics, lambda _: 8, 400_000)
         self.recent.on_decided = self.shadows.decided
         self.changes = Changes()
         self.fleet.listen(log_changes(self.fleet, self.changes))
@@ -68,7 +68,7 @@ class Page:
             ledger,
             store,
             Calibrator(Calibration(), self.metrics, Links()),
-            ScalingView(self.fleet, ledger, ScalingTargets(), 0.0),
+            ScalingView(self.fleet, ledger, Scaling(), 12.0, 0.0),
             in_flight_tokens=self.recent.in_flight_tokens,
         )
         self.source = PageSource(
@@ -86,8 +86,7 @@ class Page:
         """Decide about a request, and end it."""
         seen = scene(*ready(pod("a"), pod("b")), request=request(request_id))
         decision = decide(seen, BY)
-        recorded = self.recent.record(seen, decision, BY, workload)
-        ended = Outcome(
+        ended = Ended(
             id=request_id,
             at_s=1.0,
             model="m",
@@ -97,12 +96,11 @@ class Page:
             ttft_ms=5.0,
             prompt_tokens=1000,
             cached_tokens=cached_tokens,
-        )
-        request_that_ended = EndedRequest(
-            outcome=ended, recorded=recorded, decision=decision, prompt=seen.prompt, workload=workload
+            workload=workload,
+            decision=self.recent.record(seen, decision, BY, time.time(), workload),
         )
         for sink in (self.recent.settle, self.metrics.ended, self.shadows.ended):
-            sink(request_that_ended)
+            sink(ended, seen.prompt)
 
     def answer(self, request_id: str, name: str, *, stream: bool, factor: float) -> None:
         """A request that took this many times as long as expected."""
@@ -111,8 +109,7 @@ class Page:
         served = decision.candidates[0]
         expected_ms = expected_ttft_ms(served.cost)
         whole_ms = expected_ms + 10 * served.pod.speed.step_ms(1, 1000)
-        recorded = self.recent.record(seen, decision, BY, "chat")
-        recorded.outcome = Outcome(
+        ended = Ended(
             id=request_id,
             at_s=1.0,
             model="m",
@@ -123,7 +120,9 @@ class Page:
             e2e_ms=factor * whole_ms,
             prompt_tokens=1000,
             output_tokens=10,
+            decision=self.recent.record(seen, decision, BY, time.time(), "chat"),
         )
+        self.recent.settle(ended, None)
 
     async def shown(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.json.decode(await self.source.snapshot())
@@ -183,8 +182,7 @@ async def test_what_a_client_got_is_what_is_counted(tmp_path: Path) -> None:
     page = Page(tmp_path)
     results = ["no_ready_pod"] * 3 + ["model_not_found"] * 2 + ["rate_limit_exceeded"]
     for result in results:
-        ended = Outcome(id="r", at_s=1.0, model="", endpoint="/v1/chat/completions", result=result)
-        page.metrics.ended(EndedRequest(outcome=ended, is_read=False, status=503))
+        page.metrics.ended(Ended("r", 1.0, "", "/v1/chat/completions", result, 503, is_read=False))
     found = await page.shown()
     assert found["since_start"]["requests"] == 6 and found["since_start"]["classes"] == {}
     assert found["since_start"]["failed"] == {"no_ready_pod": 3, "model_not_found": 2, "rate_limit_exceeded": 1}

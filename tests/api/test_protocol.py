@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from typing import Any, cast
@@ -21,17 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from router.admission.fair_bound import FairBound
+from router.admission.fair_bound import body_memory
 from router.admission.gate import AdmissionGate
+from router.admission.tenant import OPEN_TENANT, Admitted
 from router.config.schema import Limits
 from router.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestTimeout, RouterError, Saturated
-from router.frontends.fair_turns import FairTurns
-from router.frontends.http.app import App
-from router.frontends.http.client_deadlines import Newcomers
-from router.frontends.http.exchange import PROGRESS_BYTES, BodyMemory, Exchange, ReceivedRequest
-from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.exchange import PROGRESS_BYTES, Exchange
+from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
-from router.request.inbound import HeaderList
+from router.request.inbound import Head, HeaderList
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 DEADLINE_S = 20.0
@@ -42,61 +39,72 @@ SOON_S = 0.05
 Answer = Callable[[Exchange], Awaitable[None]]
 
 
-@dataclass
-class Edge:
-    """Takes requests under /v1, records them, and answers with `answer`."""
+class Edge(HttpEdge):
+    """Takes requests under /v1, records them, and answers with `answer`. Knows the tenants of its `gate`."""
 
-    answer: Answer
-    limits: Limits = LIMITS
-    abandoned_paths: list[str] = field(default_factory=list)
-    seen: list[ReceivedRequest] = field(default_factory=list)
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    began: asyncio.Event = field(default_factory=asyncio.Event)
-    connections: set[Any] = field(default_factory=set)
-    body_memory: BodyMemory = field(default_factory=lambda: BodyMemory(2 * MAX_BYTES))
-    cors: None = None
-    own_bodies: bool = False
-    heads: int = 0
-    """Heads of requests that it has looked at."""
+    own_bodies = False
 
-    def __post_init__(self) -> None:
-        self.response_turns = FairTurns()
-        self.client_connections = places = FairBound(
-            self.limits.max_connections, "connections", "limits.max_connections"
-        )
-        self.newcomers = Newcomers(lambda: places.limit - places.used)
+    def __init__(
+        self,
+        answer: Answer,
+        limits: Limits = LIMITS,
+        memory_bytes: int = 2 * MAX_BYTES,
+        gate: AdmissionGate | None = None,
+    ) -> None:
+        own = FastAPI(openapi_url=None)
+        own.add_api_route("/own", own_answer, methods=["POST"])
+        own.add_api_route("/v1/models", own_answer)
+        super().__init__(limits, own, body_memory(memory_bytes))
+        self.methods = forwarded
+        self.answer = answer
+        self.gate = gate or AdmissionGate()
+        self.abandoned_paths: list[str] = []
+        self.seen: list[Exchange] = []
+        self.gone, self.began = asyncio.Event(), asyncio.Event()
+        self.connections: set[Any] = set()
+        self.heads = 0
+        """Heads of requests that it has looked at."""
 
-    def methods(self, path: str) -> frozenset[str]:
-        return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
-
-    def refusal(self, received: ReceivedRequest, _methods: frozenset[str], **_: bool) -> RouterError | None:
+    def admit(self, head: Head, now_s: float, *, is_next: bool = True) -> tuple[Admitted, RouterError | None]:
         self.heads += 1
-        declared = dict(received.headers).get(b"content-length", b"0")
-        return BodyTooLarge("too large") if int(declared) > MAX_BYTES else None
+        admitted, refusal = super().admit(head, now_s)
+        if refusal is None and head.needs_key:
+            found = self.gate.admit(head.path, head.named, now_s)
+            if isinstance(found, RouterError):
+                return admitted, found
+            admitted = Admitted(head.network if found is OPEN_TENANT else found.name, found)
+        return admitted, refusal
 
-    def tenant_refusal(self, _received: ReceivedRequest) -> None:
+    async def make_plain(self, client: AnyExchange) -> None:
         pass
 
-    async def make_plain(self, _client: Exchange) -> None:
-        pass
-
-    def abandoned(self, received: ReceivedRequest) -> None:
-        self.abandoned_paths.append(received.path)
+    def abandoned(self, client: AnyExchange) -> None:
+        self.abandoned_paths.append(client.head.path)
 
     def standalone_error(self, error: RouterError) -> bytes:
         return b"HTTP/1.1 999 %b\r\n\r\n" % type(error).__name__.encode()
 
-    async def serve(self, client: Exchange) -> None:
-        self.seen.append(client.received)
+    async def serve(self, client: AnyExchange) -> None:
+        assert isinstance(client, Exchange)
+        self.seen.append(client)
         self.began.set()
         try:
-            if client.received.refusal:
+            if client.refusal:
                 await whole(b"refused", 413)(client)
             else:
                 await self.answer(client)
         except asyncio.CancelledError:
             self.gone.set()
             raise
+
+
+async def own_answer() -> str:
+    return "own"
+
+
+def forwarded(path: str) -> frozenset[str]:
+    """The methods of a path, if pods answer it."""
+    return frozenset({"GET", "POST"}) if path.startswith("/v1/") and path != "/v1/models" else frozenset()
 
 
 def replace_limits(**changed: Any) -> Limits:
@@ -118,7 +126,7 @@ def whole(body: bytes, status: int = 200, headers: HeaderList | None = None) -> 
 
 async def echo(client: Exchange) -> None:
     """Answer with the request's body."""
-    await whole(client.received.body)(client)
+    await whole(client.body)(client)
 
 
 async def forever(client: Exchange) -> None:
@@ -128,18 +136,10 @@ async def forever(client: Exchange) -> None:
 
 @asynccontextmanager
 async def connected(
-    edge: Edge, *, keep_alive_s: float = 75, gate: AdmissionGate | None = None
+    edge: Any, *, keep_alive_s: float = 75
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A client's end of a connection to a server with this edge."""
-    own = FastAPI(openapi_url=None)
-
-    @own.post("/own")
-    @own.get("/v1/models")
-    async def own_answer() -> str:
-        return "own"
-
-    app = App(cast(OpenAiEdge, edge), own, gate or AdmissionGate())
-    config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
+    config = uvicorn.Config(edge, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
     config.load()
     state, loop, others = ServerState(), asyncio.get_running_loop(), set(edge.connections)
@@ -207,7 +207,8 @@ async def test_path_query_headers_and_peer_reach_the_edge() -> None:
     async with connected(edge) as (reader, writer):
         writer.write(post(b"", b"X-Forwarded-For: 10.1.2.3", path=b"/v1/a%20b?c=%20d"))
         await read_answer(reader)
-    (received,) = edge.seen
+    (client,) = edge.seen
+    received = client.head
     assert (received.method, received.path, received.target) == ("POST", "/v1/a%20b", b"/v1/a%20b?c=%20d")
     assert received.peer == "10.1.2.3"
     assert (b"host", b"h") in received.headers
@@ -298,7 +299,7 @@ async def test_a_chunked_body_that_grows_too_large_is_refused() -> None:
 
 
 async def test_a_body_that_fills_the_memory_exactly_is_served() -> None:
-    edge = Edge(echo, body_memory=BodyMemory(5))
+    edge = Edge(echo, memory_bytes=5)
     async with connected(edge) as (reader, writer):
         writer.write(post(b"exact"))
         assert (await read_answer(reader))[1] == b"exact"
@@ -333,7 +334,7 @@ async def test_a_body_is_freed_when_its_response_begins() -> None:
         held.append(edge.body_memory.bytes)
         client.start(200, [(b"content-length", b"1")])
         held.append(edge.body_memory.bytes)
-        client.put(client.received.body + b"a")
+        client.put(client.body + b"a")
         client.finish()
 
     edge = Edge(answer)
@@ -539,7 +540,7 @@ async def test_only_some_clients_may_go_on_sending_after_their_response(monkeypa
     """The one that does so for the longest time is disconnected; others end their bodies and stay."""
     monkeypatch.setattr("router.frontends.http.client_deadlines.MIN_NEWCOMERS", 1)
     edge = Edge(echo, limits=replace_limits(max_body_bytes=2))
-    edge.newcomers = Newcomers(lambda: 0)
+    edge.newcomers.free_places = lambda: 0
     head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n3\r\nxxx\r\n"
     async with connected(edge) as (reader, writer), connected(edge) as (other_reader, other):
         writer.write(head)
@@ -554,7 +555,7 @@ async def test_only_some_clients_may_go_on_sending_after_their_response(monkeypa
 
 async def test_a_client_has_the_whole_timeout_for_each_mebibyte_of_a_body() -> None:
     """A large upload over a slow line is not cut while it makes progress."""
-    edge = Edge(echo, replace_limits(max_body_bytes=4 * PROGRESS_BYTES), body_memory=BodyMemory(4 * PROGRESS_BYTES))
+    edge = Edge(echo, replace_limits(max_body_bytes=4 * PROGRESS_BYTES), memory_bytes=4 * PROGRESS_BYTES)
     async with connected(edge) as (_, writer):
         head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n"
         writer.write(head % (3 * PROGRESS_BYTES))
@@ -716,7 +717,7 @@ async def test_a_request_that_begins_during_a_response_must_be_complete_in_time(
 def stops(edge: Edge) -> None:
     """The server is no longer ready."""
     for protocol in edge.connections:
-        protocol.app.is_stopping = True
+        protocol.edge.is_stopping = True
 
 
 def ends(edge: Edge) -> None:
@@ -900,7 +901,7 @@ async def test_the_number_of_pipelined_requests_is_limited() -> None:
             await asyncio.sleep(0)
         await edge.began.wait()
         (protocol,) = edge.connections
-        while not protocol.connection.read_paused:
+        while not protocol.read_paused:
             await asyncio.sleep(0)
         first.set()
         assert [(await read_answer(reader))[1] for _ in range(20)] == [b"%d" % n for n in range(20)]
@@ -920,9 +921,9 @@ async def test_tiny_pieces_of_a_body_need_little_memory() -> None:
     """Objects of Python are much larger than one byte."""
 
     async def answer(client: Exchange) -> None:
-        await whole(b"%d" % len(client.received.body))(client)
+        await whole(b"%d" % len(client.body))(client)
 
-    edge = Edge(answer, replace_limits(max_body_bytes=100_000), body_memory=BodyMemory(100_000))
+    edge = Edge(answer, replace_limits(max_body_bytes=100_000), memory_bytes=100_000)
     async with connected(edge) as (reader, writer):
         writer.write(b"POST /v1/x HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n" + b"2\r\nab\r\n" * 30_000)
         while edge.body_memory.bytes < 60_000:
@@ -999,7 +1000,7 @@ async def test_beyond_the_limit_a_slow_request_is_closed(monkeypatch: pytest.Mon
     may_end = asyncio.Event()
 
     async def answer(client: Exchange) -> None:
-        if client.received.body == b"wait":
+        if client.body == b"wait":
             await may_end.wait()
         await echo(client)
 

@@ -24,8 +24,8 @@ async def begun(*sizes: int) -> list[int]:
     for number, size in enumerate(sizes):
         client = cast(Any, Client())
         client.number = number
-        client.received.body = b'{"model":"m","query":"' + b"x" * size + b'"}'
-        tasks.append(asyncio.create_task(edge.serve(client)))
+        client.body = b'{"model":"m","query":"' + b"x" * size + b'"}'
+        tasks.append(asyncio.create_task(edge.serve(client.sent_to(edge))))
     await asyncio.gather(*tasks)
     return order
 

@@ -40,13 +40,16 @@ async def test_each_cause_comes_before_the_later_ones(first: int) -> None:
     """The request has the first cause and all later ones. Only the last one needs the body, which is not sent before
     the router asks for it."""
     causes, core = list(CAUSES)[first:], CoreOfPods([])
-    edge = cast(Any, make_edge(core=core, limits=Limits(max_in_flight=1, max_body_bytes=100), forward=forever))
+    edge = cast(
+        Any,
+        make_edge(core=core, limits=Limits(max_in_flight=1, max_body_bytes=100), forward=forever, gate=gate_of(ACME)),
+    )
     edge.connections = set()
     if "spent" in causes:
         use_up(core)
     if "full" in causes:
         edge.in_flight.add("others", 1.0, 2)
-    async with connected(edge, gate=gate_of(ACME)) as (reader, writer):
+    async with connected(edge) as (reader, writer):
         length, key = 1000 if "large" in causes else 1, b"unknown" if "stranger" in causes else KEY
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\n"
         writer.write(head + b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n" % (key, length))
@@ -60,14 +63,14 @@ async def test_each_cause_comes_before_the_later_ones(first: int) -> None:
 async def test_a_spent_quota_is_refused_as_often_as_it_is_asked() -> None:
     """Nothing is counted by it."""
     core = CoreOfPods([])
-    edge = cast(Any, make_edge(core=core, forward=forever))
+    edge = cast(Any, make_edge(core=core, forward=forever, gate=gate_of(ACME)))
     edge.connections = set()
     use_up(core)
     head = (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer %b\r\ncontent-length: 1\r\n\r\n" % KEY
     )
     for _ in range(3):
-        async with connected(edge, gate=gate_of(ACME)) as (reader, writer):
+        async with connected(edge) as (reader, writer):
             writer.write(head)
             answer, _ = await read_answer(reader)
             assert answer.startswith(b"HTTP/1.1 429 ") and b"x-ratelimit-remaining-requests: 0" in answer

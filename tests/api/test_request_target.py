@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from router.engines.forwarded_paths import INFERENCE_PATHS, ForwardedPaths
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.request_head import MAX_SHOWN_CHARACTERS, read_target, shown

@@ -7,18 +7,14 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
 
-from router.admission.gate import AdmissionGate
 from router.config.schema import Limits
-from router.frontends.http.app import App, bare_app
+from router.frontends.http.app import bare_app
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.listen_sockets import bind_port
-from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
 from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
@@ -27,12 +23,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
 @asynccontextmanager
-async def started(delay_s: float) -> AsyncIterator[tuple[DrainingServer, App, socket.socket]]:
+async def started(delay_s: float) -> AsyncIterator[tuple[DrainingServer, HttpEdge, socket.socket]]:
     """A server that accepts connections, and its socket."""
-    app = App(cast(OpenAiEdge, Edge(echo)), FastAPI(openapi_url=None), AdmissionGate())
+    app = Edge(echo)
     config = uvicorn.Config(app, http=EdgeProtocol, ws="none", lifespan="off", log_config=None)
     config.load()
-    admin = SocketServer(App(HttpEdge(Limits()), bare_app(), AdmissionGate()), bind_port("127.0.0.1", 0))
+    admin = SocketServer(HttpEdge(Limits(), bare_app()), bind_port("127.0.0.1", 0))
     server = DrainingServer(config, admin, delay_s=delay_s)
     server.lifespan = config.lifespan_class(config)
     ours = socket.create_server(("127.0.0.1", 0))

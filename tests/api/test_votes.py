@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.admission.tenant import Tenant
+from router.admission.tenant import Admitted, Tenant
 from router.decision import Candidate, Cost, Direct, RouteDecision
 from router.frontends.http.exchange import Exchange
 from router.request.context import RequestContext
@@ -27,7 +27,7 @@ def state_after(askers: Sequence[tuple[str, str, str, str]]) -> PodState:
     core = CoreOfPods(pods)
 
     async def forward(context: RequestContext, client: Exchange) -> None:
-        asked = client.received.target.decode()
+        asked = client.head.target.decode()
         context.decision = RouteDecision("scripted", "1", (Candidate(Direct(core.pod(asked)), Cost.of([], 1.0), 0),))
         tracker = core.core.requests.tracker(context)
         tracker.begin(tracker.first(0.0), 0.0)
@@ -39,10 +39,9 @@ def state_after(askers: Sequence[tuple[str, str, str, str]]) -> PodState:
     core.breaker.ended("b", "", 0.0, is_served=False)  # so that successes are counted
     for owner, tenant, name, sequence in askers:
         for asked in sequence:
-            client = Client([(b"x-tenant-id", name.encode())])
-            client.received.owner, client.received.peer = owner, "evil" if sequence == BAD else "good"
-            client.received.tenant, client.received.target = Tenant(name=tenant), asked.encode()
-            served(edge, client)
+            client = Client(headers=[(b"x-tenant-id", name.encode())])
+            client.admitted = Admitted(owner, Tenant(name=tenant))
+            served(edge, client, peer="evil" if sequence == BAD else "good", target=asked.encode())
     status = core.fleet.status("a")
     assert status is not None
     return status.state

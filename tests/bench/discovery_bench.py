@@ -97,11 +97,10 @@ def rss_mib() -> float:
 async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
     """`api`: the fields of `KubernetesApi`."""
     began_mib = rss_mib()
-    from router.config.discovery_schema import KubernetesApi, KubernetesPods
+    from router.config.pod_schema import KubernetesApi, KubernetesPods
     from router.feeds.discovery.kube_api import KubeApi
     from router.feeds.discovery.kubernetes_pods import KubernetesSource
-    from router.feeds.discovery.membership import Membership
-    from router.feeds.discovery.source_status import SourceStatus
+    from router.feeds.discovery.membership import Membership, SourceStatus
     from router.fleet.fleet import Fleet
     from router.types import PodSpeed
     from router.wiring.pod_sources import api_server
@@ -143,7 +142,7 @@ async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
 
 def decode_us() -> dict[str, float]:
     """Microseconds for one event."""
-    from router.feeds.discovery.kube_objects import pod_reader, read_event
+    from router.feeds.discovery.kube_api import pod_reader, read_event
 
     line, read = json.dumps({"type": "MODIFIED", "object": pod(1, 1)}).encode(), pod_reader(frozenset())
     found = {}

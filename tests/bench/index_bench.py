@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from router.config.index_schema import Publish
 from router.feeds.kv_redis import IndexFeed
 from router.hashing import token_array
 from router.index.cluster import ClusterIndex, EntryKind, LogEntry
@@ -34,7 +35,7 @@ from router.index.holder_blocks import HolderBlocks
 from router.index.holders import HolderFacts
 from router.index.layers import HitRule
 from router.index.masks import HolderMasks
-from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.publisher.published_holder import PublishedHolder
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -67,10 +68,10 @@ def events(blocks: int) -> Iterator[BlocksStored]:
 
 async def agent(url: str, blocks: int) -> dict[str, float]:
     """Publish as `warmroute publish` does, as fast as it goes."""
-    connection = RedisConnection(address_of(url), timeout_s=5)
+    connection = RedisConnection(address_of(url, timeout_s=5))
     writer = HolderWriter(connection, Keys(), GENERATION, "pod", 300)
-    timing = PublishTiming(holder_ttl_s=300, beat_s=5, flush_interval_s=0.002, reload_jitter_s=1)
-    holder = PublishedHolder(writer, HolderFacts(url="http://pod"), timing)
+    settings = Publish(flush_interval_ms=2.0)
+    holder = PublishedHolder(writer, HolderFacts(url="http://pod"), settings)
     made = list(events(blocks))
     holder.caught_up(complete=True)
     running = asyncio.create_task(holder.run())
@@ -90,7 +91,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
     """Follow until all blocks are here."""
     index = ClusterIndex(holder_ttl_s=60)
     feed = IndexFeed(
-        IndexReader(RedisConnection(address_of(url), timeout_s=5), Keys()),
+        IndexReader(RedisConnection(address_of(url, timeout_s=5)), Keys()),
         ReplicaStore(index, max_age_s=60),
         lambda generation: True,
     )
@@ -107,7 +108,7 @@ async def replica(url: str, blocks: int) -> dict[str, float]:
 async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
     """The peers' design, one command per block: each awaited, or those of an event in one round trip. A stream entry
     notifies replicas; hashing and accounting are ours."""
-    redis = RedisConnection(address_of(url), timeout_s=5).client
+    redis = RedisConnection(address_of(url, timeout_s=5)).client
     account, made = HolderBlocks(GENERATION), list(events(blocks))
     await asyncio.sleep(0.5)  # the replica is up
     started_s, cpu_s = time.time(), time.process_time()
@@ -128,7 +129,7 @@ async def peer_agent(url: str, blocks: int, pipeline: int) -> dict[str, float]:
 
 async def peer_replica(url: str, blocks: int) -> dict[str, float]:
     """Apply the peers' entries, one block each."""
-    redis, masks, after = RedisConnection(address_of(url), timeout_s=10).client, HolderMasks(), b"0"
+    redis, masks, after = RedisConnection(address_of(url, timeout_s=10)).client, HolderMasks(), b"0"
     cpu_s = 0.0
     while masks.block_holders < blocks:
         answer = await redis.xread({"log": after}, count=4096, block=5000)
@@ -185,7 +186,7 @@ async def fill(redis: RedisProcess, block_holders: int) -> list[array[int]]:
     """50 holders: 64 blocks that all have, conversations of 448 more that one or two have. Returns prompts."""
     rng, pick = np.random.default_rng(2), random.Random(2)
     shared = rng.integers(1, 2**63, SHARED, dtype=np.uint64)
-    connection = RedisConnection(address_of(redis.url), timeout_s=10)
+    connection = RedisConnection(address_of(redis.url, timeout_s=10))
     held: list[list[Any]] = [[shared] for _ in range(HOLDERS)]
     tails = []
     for _ in range((block_holders - SHARED * HOLDERS) // 448):
@@ -220,7 +221,7 @@ async def timed(lookup: Callable[[array[int]], Awaitable[Any]], prompts: list[ar
 async def lookups(redis: RedisProcess, block_holders: int) -> list[tuple[str, float, float]]:
     """(way, median wall us, CPU us)."""
     prompts = await fill(redis, block_holders)
-    connection = RedisConnection(address_of(redis.url), timeout_s=30)
+    connection = RedisConnection(address_of(redis.url, timeout_s=30))
     reader, rows = IndexReader(connection, Keys()), []
     empty = token_array()
 

@@ -103,7 +103,8 @@ def _labels(names: Labels) -> Iterator[Labels]:
 
 def _fill(child: Any, trace_id: str) -> None:
     if isinstance(child, Buckets):
-        child.observe_all([bound * 1.01 for bound in child.bounds] * 6)
+        for bound in [*child.bounds] * 6:
+            child.observe(bound * 1.01)
         for bound in child.bounds:
             child.observe(bound * 1.01, trace_id)
     elif isinstance(child, Count):

@@ -31,11 +31,9 @@ from router.admission.tenant import Tenant
 from router.config.tenant_file import TenantFile
 from router.errors import RouterError
 from router.observe.class_metrics import ClassMetrics
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.observe.exposition import Registry
-from router.observe.receipt_lines import ReceiptLog
-from router.observe.receipts import Outcome
-from router.observe.used_tokens import UsageWriter
+from router.observe.receipts import ReceiptLog, UsageWriter
 from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext
@@ -118,9 +116,8 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
     )
     tenants = cycle([Tenant(name=f"t{number}", quotas=quotas) for number in range(TENANTS)])
     head, decision = Head("r", "POST", b"/", []), decide(scene(*ready(pod("a"))), POLICIES["least_load"])
-    reader, served = ResponseReader(), decision.candidates[0]
+    reader = ResponseReader()
     reader.feed(ANSWER)
-    ended = Outcome(id="r", at_s=1.0, model="m", endpoint=CHAT, result="ok", served=served, output_tokens=64)
 
     def serve() -> None:
         tenant = next(tenants)
@@ -129,11 +126,12 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
         context = RequestContext(request, head, phases, tenant=tenant, reader=reader, status=200, decision=decision)
         if tenant.quotas:
             assert not [*charges.begin(context), *charges.charge(context, 256)], "it waits"
-            used = usage_of(context, ended)
+            context.candidate, context.result = decision.candidates[0], "ok"
+            used = usage_of(context, 64)
             assert context.hold is not None
             charges.end(context.hold, used, is_unknown=False)
-            metrics.observe_usage(used)
-            writer.ended(EndedRequest(outcome=ended, used=used))
+            metrics.observe_usage(tenant.name, "m", used)
+            writer.ended(Ended("r", 1.0, "m", CHAT, "ok", tenant=tenant.name, used=used))
 
     return serve
 

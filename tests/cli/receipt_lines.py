@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from router.observe.changes import Change, ChangeKind
-from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome, RecordedDecision, record_decision
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
@@ -36,24 +36,22 @@ def made(
     by: Policy = BY,
     seen: Scene | None = None,
     model: str = "m",
-) -> RecordedDecision:
-    """A request that arrived this long after noon, with its outcome."""
+) -> Ended:
+    """A request that arrived this long after noon, with its decision."""
     where = seen or seen_at(name)
     decision = decide(where, by)
-    found = record_decision(record(where, "chat"), decision, by, NOON_S + after_s)
-    found.outcome = Outcome(
+    return Ended(
+        decision=RecordedDecision.of(record(where, "chat"), decision, by, NOON_S + after_s),
         id=name, at_s=NOON_S + after_s, model=model, endpoint="chat", result=result, prompt_tokens=1000,
         cached_tokens=250, ttft_ms=ttft_ms, e2e_ms=100.0, served=decision.candidates[0],
     )  # fmt: skip
-    return found
 
 
-def lines(found: Iterable[RecordedDecision], *, scenes: bool = True) -> list[bytes]:
+def lines(found: Iterable[Ended], *, scenes: bool = True) -> list[bytes]:
     written: list[bytes] = []
     writer = ReceiptWriter(written.append, scenes=scenes)
     for one in found:
-        assert one.outcome is not None
-        writer.write(one.outcome, one, None)
+        writer.write(one, None)
     return written
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome, record_decision
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import Generation, PodSpeed, PromptPrefix
@@ -35,7 +35,7 @@ def receipts(tmp_path: Path) -> Path:
         decision = decide(seen, BY)
         served = next(one for one in decision.candidates if one.pod.id == "ab"[document // 2])
         cached_tokens = BLOCKS * BLOCK if number >= DOCUMENTS else 0
-        outcome = Outcome(
+        ended = Ended(
             id=f"r{number}",
             at_s=float(number),
             model="m",
@@ -46,10 +46,9 @@ def receipts(tmp_path: Path) -> Path:
             output_tokens=4,
             cached_tokens=cached_tokens,
             ttft_ms=SPEED.prefill_ms(BLOCKS * BLOCK + 9, cached_tokens) + 1.0,
+            decision=RecordedDecision.of(record(seen), decision, BY, 0.0),
         )
-        kept = record_decision(record(seen), decision, BY, 0.0)
-        kept.outcome = outcome
-        writer.write(outcome, kept, prefix)
+        writer.write(ended, prefix)
     path = tmp_path / "receipts.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
     return path

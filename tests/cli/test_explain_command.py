@@ -12,20 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from router.cli.explain_command import page
+from router.cli.receipt_files import recorded
 from router.cli.terminal import printable
 from router.errors import RouterError
-from router.observe.receipt_lines import recorded
-from router.observe.receipts import (
-    Explained,
-    Failure,
-    Line,
-    Outcome,
-    Receipt,
-    RecordedDecision,
-    explained,
-    explained_later,
-    record_decision,
-)
+from router.observe.ended import Ended, Failure, RecordedDecision
+from router.observe.receipts import Explained, Line, Receipt, explained, explained_later
 from router.observe.receipts import receipt as receipt_of
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
@@ -38,7 +29,7 @@ from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, sc
 
 
 def kept(seen: Scene, by: Policy) -> RecordedDecision:
-    return record_decision(record(seen), decide(seen, by), by, 0.0)
+    return RecordedDecision.of(record(seen), decide(seen, by), by, 0.0)
 
 
 def decoded(line: bytes) -> Line:
@@ -90,11 +81,11 @@ def test_actual_and_expected_values_are_printed() -> None:
     """First token, cached tokens and failed pods, within 100 columns."""
     seen = holding(scene(*ready(*(pod(f"10.0.0.{number}:8000") for number in range(6)))), "10.0.0.3:8000", 50)
     made = kept(seen, policy("queue", "prefill"))
-    made.outcome = Outcome(
-        id="r", at_s=0.0, model="m", endpoint="chat", result="ok", cached_tokens=790, ttft_ms=31.5, e2e_ms=99.9,
+    ended = Ended(
+        "r", 0.0, "m", "chat", "ok", decision=made, cached_tokens=790, ttft_ms=31.5, e2e_ms=99.9,
         served=made.candidates[1], failures=(Failure("10.0.0.3:8000", "connect_failed", "refused"),),
     )  # fmt: skip
-    lines = printed(explained(made), formulas=True)
+    lines = printed(explained(made, ended), formulas=True)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 100
     assert "4 of 6 candidates" in text and "chosen" in text and "runner-up, served" in text
@@ -103,18 +94,18 @@ def test_actual_and_expected_values_are_printed() -> None:
     assert "failed: 10.0.0.3:8000: connect_failed: refused" in text
     assert "p, cached tokens" in text and "prefill = F + c1 (n - p + e)" in text
     assert "waiting at engine" not in text  # it is 0 everywhere
-    shorter = "\n".join(printed(explained(made)))
+    shorter = "\n".join(printed(explained(made, ended)))
     assert "p, cached tokens" not in shorter and "prefill = F" not in shorter and "actual 790" in shorter
 
 
 def test_the_first_token_of_a_response_that_is_not_streamed_is_unknown() -> None:
     """The reason is printed with it."""
     made = kept(scene(*ready(pod("a:1"))), policy("queue", "prefill"))
-    made.outcome = Outcome(
-        id="r", at_s=0.0, model="m", endpoint="chat", result="ok", cached_tokens=0, e2e_ms=99.9,
+    ended = Ended(
+        "r", 0.0, "m", "chat", "ok", decision=made, cached_tokens=0, e2e_ms=99.9,
         served=made.candidates[0],
     )  # fmt: skip
-    assert "actual unknown (known for streams only)" in "\n".join(printed(explained(made)))
+    assert "actual unknown (known for streams only)" in "\n".join(printed(explained(made, ended), formulas=True))
 
 
 def test_long_names_are_printed_in_full_within_80_columns() -> None:
@@ -198,7 +189,10 @@ def test_a_file_explains_as_the_running_router_does() -> None:
     """To the last character."""
     here = made(5, 10.0)
     receipt, scene = next(recorded(map(decoded, lines([here]))))
-    assert printed(explained_later(receipt, scene, BY), formulas=True) == printed(explained(here), formulas=True)
+    assert here.decision is not None
+    assert printed(explained_later(receipt, scene, BY), formulas=True) == printed(
+        explained(here.decision, here), formulas=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,8 +207,8 @@ def test_recorded_prices_are_shown_without_scene_or_policy(scenes: bool, by: Pol
 
 
 def test_a_request_that_was_never_decided_is_explained_by_its_result() -> None:
-    outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="no_ready_pod")
-    assert "result: no_ready_pod, after 0.0 ms" in printed(explained_later(receipt_of(outcome), None, None))
+    ended = Ended(id="r", at_s=1.0, model="m", endpoint="chat", result="no_ready_pod")
+    assert "result: no_ready_pod, after 0.0 ms" in printed(explained_later(receipt_of(ended), None, None))
 
 
 def test_explain_without_a_request_or_a_file_says_what_to_give(typed: Typed) -> None:

@@ -18,7 +18,8 @@ from router.cli import receipt_files
 from router.cli.receipt_files import lines_of, moment
 from router.cli.receipts_command import MAX_ROWS, OTHERS, Tally
 from router.cli.receipts_command import summed as summed_up
-from router.observe.receipts import Receipt, decision_receipt
+from router.observe.receipts import Receipt
+from router.observe.receipts import receipt as receipt_of
 from tests.cli.conftest import Typed
 from tests.cli.receipt_lines import NOON_S, change, lines, made, seen_at, write
 from tests.policy.scenes import POLICIES, pod, ready
@@ -61,7 +62,7 @@ def test_quantiles_are_right_to_one_percent() -> None:
     """In bounded memory: they are counted in steps."""
     tally, drawn = Tally(), random.Random(1)
     times = sorted(drawn.lognormvariate(4, 1) for _ in range(5000))
-    receipt = decision_receipt(made(0))
+    receipt = receipt_of(made(0))
     for ttft_ms in times:
         tally.add(structs.replace(receipt, ttft_ms=ttft_ms))
     row = tally.row()
@@ -113,6 +114,39 @@ def test_rotated_files_come_first_and_may_be_compressed(tmp_path: Path) -> None:
     assert [one.at_s - NOON_S for one in found] == [1, 2, 3, 4]
 
 
+def test_an_incomplete_last_line_of_a_file_is_named_and_skipped(typed: Typed, tmp_path: Path) -> None:
+    """As after a full disk, or while the router writes."""
+    path = write(tmp_path / "r.jsonl", lines([made(0)]))
+    path.write_bytes(path.read_bytes() + b'{"kind":"rec')
+    ended = typed("receipts", "summary", path, "--json")
+    assert ended.code == 0 and json.loads(ended.out)["pod"]["a"]["requests"] == 1
+    assert f"{path}:3: skipped the last line, which is incomplete" in ended.err
+
+
+def test_a_rotation_while_a_file_is_read_hides_no_line(tmp_path: Path) -> None:
+    """Nor shows one twice."""
+    path = tmp_path / "r.jsonl"
+    for name, at_s in (("r.jsonl.1", 1), ("r.jsonl", 2)):
+        write(tmp_path / name, lines([made(at_s)], scenes=False))
+    reading = lines_of(path)
+    first = next(reading)
+    for number in (1, 0):
+        path.with_name(f"r.jsonl.{number}" if number else "r.jsonl").rename(path.with_name(f"r.jsonl.{number + 1}"))
+    write(path, lines([made(3)], scenes=False))
+    assert [one.at_s - NOON_S for one in (first, *reading)] == [1, 2]
+
+
+def test_beyond_the_most_rows_the_oldest_hours_are_added_up(typed: Typed, tmp_path: Path) -> None:
+    """And the page says so."""
+    hours = MAX_ROWS + 3
+    path = write(tmp_path / "r.jsonl", lines([made(number * HOUR_S) for number in range(hours)], scenes=False))
+    ended = typed("receipts", "summary", path, "--json", "--by", "hour")
+    found = json.loads(ended.out)["hour"]
+    newest = f"{datetime.fromtimestamp(NOON_S + (hours - 1) * HOUR_S):%Y-%m-%d %H:%M}"
+    assert found[OTHERS]["requests"] == 3 and newest in found and "2025-12-01 12:00" not in found
+    assert f"more than {MAX_ROWS} rows by hour" in ended.err
+
+
 def test_a_file_without_summary_says_what_to_run(typed: Typed, tmp_path: Path) -> None:
     path = tmp_path / "receipts.jsonl"
     path.touch()
@@ -136,7 +170,7 @@ def test_a_long_file_takes_no_more_memory(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < path.stat().st_size
-    receipt = decision_receipt(made(0))
+    receipt = receipt_of(made(0))
     named = (structs.replace(receipt, pod=f"p{n}", workload=f"w{n}", policy=f"x{n}") for n in range(MAX_ROWS + 9))
     tallies, _ = summed_up(named)
     assert {len(rows) for rows in tallies.values()} == {1, MAX_ROWS + 1} and tallies["pod"][OTHERS].requests == 9

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome, record_decision
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import InFlight
@@ -27,8 +27,8 @@ def receipts(tmp_path: Path) -> Path:
         busy = {"a": InFlight(1, 1, 9, 5.0, 9)}
         asked = request(f"req-{number}", tenant="acme" if number % 2 else "")
         seen = holding(scene(*ready(pod("a"), pod("b")), request=asked, inflight=busy), "a", 60)
-        outcome = Outcome(id=f"req-{number}", at_s=0.0, model="m", endpoint="chat", result="ok")
-        writer.write(outcome, record_decision(record(seen), decide(seen, BY), BY, 0.0), None)
+        kept = RecordedDecision.of(record(seen), decide(seen, BY), BY, 0.0)
+        writer.write(Ended(f"req-{number}", 0.0, "m", "chat", "ok", decision=kept), None)
     path = tmp_path / "receipts.jsonl"
     path.write_bytes(b"\n".join(lines) + b"\n")
     return path

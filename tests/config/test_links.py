@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config.links import LinkClasses, LinkFigures, LinksConfig, build_links, load_link_classes
 from router.config.load import load
+from router.config.models import LinkClasses, build_links, load_link_classes
+from router.config.schema import LinkFigures, LinksConfig
 from router.errors import ConfigError
 from router.types import Link, Links
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.config.load import load, read_document, shipped
-from router.config.policy_files import choose_policy, load_policies
-from router.config.priors import load_priors
+from router.config.models import load_priors
+from router.config.policy_files import find_policy, load_policies
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 
@@ -149,7 +149,7 @@ def test_all_shipped_files_load() -> None:
     assert set(policies) >= {"round_robin", "least_load", "ring_bounded_load", "cost_aware"}
     assert load_priors(shipped("config") / "models")["llama-3.1-8b"].hardware["h100x1"].c1_ms_per_token > 0
     with pytest.raises(ConfigError, match="cost_aware"):
-        choose_policy(policies, "cost_awre")
+        find_policy(policies, "cost_awre")
 
 
 def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Path) -> None:

@@ -12,9 +12,16 @@ from pydantic import ValidationError
 
 from router.admission.tenant import Slo
 from router.config.load import ENGINE_TOKENIZER
-from router.config.model_names import MAX_FOLDER_MODELS, MAX_NAME_CHARACTERS, ModelNames, slo_lookup, with_model_folders
+from router.config.models import (
+    MAX_FOLDER_MODELS,
+    MAX_NAME_CHARACTERS,
+    ModelNames,
+    PodPriors,
+    all_priors,
+    slo_lookup,
+    with_model_folders,
+)
 from router.config.pod_schema import PodConfig
-from router.config.priors import PodPriors, all_priors
 from router.config.router_file import load_router
 from router.config.schema import QUEUE_SLO, CostPrior, ModelConfig, RouterConfig
 from router.errors import ConfigError

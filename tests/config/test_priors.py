@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from loadtest.priors.architecture import kv_size, prefill_work
-from loadtest.priors.estimate import estimated_row
+from loadtest.priors.estimate import estimated_row, load_gpus
 from router.config.load import shipped
-from router.config.pod_schema import PodConfig
-from router.config.priors import (
+from router.config.models import (
     PodPriors,
     SpeedPrior,
     all_priors,
-    load_gpus,
     load_priors,
     prior_speed,
 )
+from router.config.pod_schema import PodConfig
 from router.config.schema import CostPrior, ModelConfig
 from router.errors import ConfigError
 from router.types import PodSpeed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import SecretStr
 
-from router.config.redis_url import split_redis_url
+from router.config.index_schema import split_redis_url
 
 
 def test_a_url_names_servers_user_and_database() -> None:

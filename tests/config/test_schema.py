@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.config.load import load
-from router.config.log_schema import Receipts
-from router.config.schema import RouterConfig
+from router.config.schema import Receipts, RouterConfig
 from router.engines.engine_catalog import DIALECTS, ENGINES, PULL_DIALECTS
 from router.errors import ConfigError
 

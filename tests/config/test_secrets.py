@@ -16,14 +16,14 @@ import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from router.config.bearer_file import BearerFile
+from router.config.index_schema import RedisIndex, RedisUrl
 from router.config.load import Strict, load, validate_options
 from router.config.mistakes import may_hold_secret
 from router.config.pod_keys import read_key
-from router.config.redis_url import RedisUrl
 from router.config.router_file import load_router
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
-from router.stores.redis_connection import Secret
+from router.stores.redis_connection import read_credentials
 
 CANARY = "canary7sesame"
 URL = f"redis://me:{CANARY}@127.0.0.1:1/0"
@@ -214,9 +214,8 @@ def refused(document: Any, folder: Path | None = None, read: Callable[[Path], Ro
 @pytest.mark.parametrize("name", ["username_file", "password_file", "username_env", "password_env"])
 def test_a_password_in_place_of_its_source_is_not_printed(name: str) -> None:
     """These are read when a connection begins."""
-    secret = Secret(file=KEY) if name.endswith("_file") else Secret(variable=KEY)
     with pytest.raises(ConfigError) as caught:
-        secret.read()
+        read_credentials(RedisIndex.model_validate({"url": "redis://one", name: KEY}))
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
@@ -295,11 +294,18 @@ KEY_FILES = {
     },
 }
 """Files that are read with the configuration."""
+
+
+def read_redis_secret(path: str, key: str) -> object:
+    read_credentials(RedisIndex.model_validate({"url": "redis://one", key.rpartition(".")[2]: path}))
+    return None
+
+
 LATER: dict[str, Callable[[str, str], object]] = {
     "admin.bearer_file": BearerFile,
-    "index.redis.password_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
+    "index.redis.password_file": read_redis_secret,
     "discovery.kubernetes.api.token_file": lambda path, _: read_key(path) and None,
-    "index.redis.username_file": lambda path, _: Secret(file=path).read() and Secret(file=path),
+    "index.redis.username_file": read_redis_secret,
 }
 """Files that are read when they are needed."""
 TLS_FILES = {

@@ -15,12 +15,17 @@ grpc: Any = pytest.importorskip("grpc")
 
 from loadtest.mock_engine.mock_config import HandoffConfig, MockEngineConfig  # noqa: E402
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines  # noqa: E402
-from router.config.links import LinkFigures, LinksConfig  # noqa: E402
-from router.config.listen_schema import PickerListen  # noqa: E402
 from router.config.load import shipped  # noqa: E402
+from router.config.models import load_priors  # noqa: E402
 from router.config.pod_schema import PodConfig  # noqa: E402
-from router.config.priors import load_priors  # noqa: E402
-from router.config.schema import ModelConfig, Probes, RouterConfig  # noqa: E402
+from router.config.schema import (  # noqa: E402  # noqa: E402
+    LinkFigures,
+    LinksConfig,
+    ModelConfig,
+    PickerListen,
+    RouterConfig,
+)
+from router.fleet.breaker import Probes  # noqa: E402
 from router.frontends.extproc.messages import (  # noqa: E402
     FULL_DUPLEX_STREAMED,
     NONE,
@@ -219,7 +224,7 @@ def picker() -> Pick:
             priors = load_priors(shipped("config") / "models")
             program = Program(settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front)
             async with program.run():
-                server = PickerServer(program.app, settings, program.is_ready, program.pods.sources.priority)
+                server = PickerServer(program.edge, settings, program.is_ready, program.pods.sources.priority)
                 port = await server.open()
                 async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                     addresses = [each.url.removeprefix("http://") for each in engines]

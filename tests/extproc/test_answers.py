@@ -51,7 +51,7 @@ async def test_the_response_of_the_pod_passes(picker: Pick) -> None:
         assert len(body) == int(headers["content-length"])
         assert msgspec.json.decode(body)["usage"]["completion_tokens"] == 4
         await picking.until(lambda: picking.results() == {"ok": 1})
-        assert picking.leases == 0 and picking.program.app.edge.body_memory.bytes == 0
+        assert picking.leases == 0 and picking.program.edge.body_memory.bytes == 0
 
 
 async def test_events_pass_as_they_come(picker: Pick) -> None:
@@ -113,7 +113,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing(picker: Pick, capl
 
         for _ in range(10):
             await asyncio.gather(*map(leave, range(10)))
-        await picking.until(lambda: picking.leases == 0 and picking.program.app.edge.body_memory.bytes == 0)
+        await picking.until(lambda: picking.leases == 0 and picking.program.edge.body_memory.bytes == 0)
         assert picking.results()["client_gone"] > 10  # on a busy machine most leave before their heads are read
         gc.collect()  # which reports tasks whose errors nobody has seen
     assert not [record for record in caplog.records if record.name == "asyncio"]
@@ -129,7 +129,7 @@ async def test_a_gateway_that_never_reads_gets_a_status_and_holds_nothing(picker
         await stream.send(request_body={"body": body, "end_of_stream": True})
         await picking.until(lambda: picking.server.streams)
         await picking.until(lambda: not picking.server.streams and not writers())
-        assert picking.leases == 0 and picking.program.app.edge.body_memory.bytes == 0
+        assert picking.leases == 0 and picking.program.edge.body_memory.bytes == 0
         with pytest.raises(grpc.aio.AioRpcError) as left:
             await rest_of(stream)
         assert left.value.code() == grpc.StatusCode.UNAVAILABLE

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("grpc")
 
-from router.config.schema import AdmissionConfig
+from router.admission.admission_queue import AdmissionConfig
 from router.frontends.extproc.gateway_exchange import GatewayExchange
 from tests.extproc.conftest import Pick, Picking, chat
 
@@ -43,7 +43,7 @@ async def test_an_objective_gives_its_requests_their_priority(picker: Pick, head
         for name, band in (("batch", -5), ("unknown", 0)):
             stream = picking.stream()
             await stream.ask(headers={header: name})
-            assert served(picking).received.tenant.band == band
+            assert served(picking).admitted.tenant.band == band
             await stream.respond()
             await stream.end()
             await picking.until(lambda: not picking.server.streams)
@@ -55,14 +55,14 @@ async def test_a_client_of_a_tenant_keeps_the_band_of_its_tenant(picker: Pick, t
     file.write_text(f"tenants:\n- {{name: acme, band: 1, keys: [{sha256(b'key').hexdigest()}]}}\n")
     async with reading(picker, {b"chat": 10}, tenants=str(file)) as picking:
         await picking.stream().ask(headers={"authorization": "Bearer key", OBJECTIVE[0]: "chat"})
-        assert served(picking).received.tenant.band == 1
+        assert served(picking).admitted.tenant.band == 1
 
 
 @pytest.mark.parametrize("header", FAIRNESS)
 async def test_a_fairness_id_is_the_tenant_where_none_is_configured(picker: Pick, header: str) -> None:
     async with picker() as picking:
         await picking.stream().ask(headers={header: "team-a"})
-        [recorded] = picking.program.records.recent.latest(1)
+        [(recorded, _)] = picking.program.records.recent.latest(1)
         assert recorded.scene.tenant == "team-a"
 
 

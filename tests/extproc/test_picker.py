@@ -135,7 +135,7 @@ async def test_keys_salts_and_quotas_of_tenants(picker: Pick, tmp_path: Path) ->
 async def test_a_body_that_is_too_large_is_413(picker: Pick) -> None:
     async with picker(limits={"max_body_bytes": 100}) as picking:
         assert (await picking.stream().ask(chat("Hello " * 100))).status == 413
-        assert picking.program.app.edge.body_memory.bytes == 0
+        assert picking.program.edge.body_memory.bytes == 0
 
 
 async def test_a_body_that_does_not_end_is_408(picker: Pick) -> None:
@@ -144,7 +144,7 @@ async def test_a_body_that_does_not_end_is_408(picker: Pick) -> None:
         await stream.head()
         await stream.send(request_body={"body": chat()})
         assert (await stream.answer()).status == 408
-        assert picking.program.app.edge.body_memory.bytes == 0
+        assert picking.program.edge.body_memory.bytes == 0
 
 
 async def test_a_repeated_end_of_the_body_is_ignored(picker: Pick) -> None:
@@ -285,7 +285,7 @@ async def test_nothing_stays_booked_when_a_client_leaves(picker: Pick, moment: i
         for _ in range(10):
             await leave(picking, moment)
         await picking.until(lambda: picking.server.streams == 0)
-        edge = picking.program.app.edge
+        edge = picking.program.edge
         assert (picking.leases, edge.body_memory.bytes) == (0, 0)
         assert picking.program.metrics.figures()["in_flight"] == 0
 
@@ -299,7 +299,7 @@ async def test_health_checks_follow_the_fleet(picker: Pick) -> None:
             return int(HealthCheckResponse.FromString(data).status)
 
         assert [await status(name) for name in ("", "liveness", "readiness", SERVICE)] == [1, 1, 1, 1]
-        picking.program.app.is_stopping = True
+        picking.program.edge.is_stopping = True
         assert [await status(name) for name in ("liveness", "readiness", SERVICE)] == [1, 2, 2]
         with pytest.raises(grpc.aio.AioRpcError):
             await status("nothing")
@@ -329,7 +329,7 @@ async def test_a_drained_picker_refuses_requests_that_have_no_pod_yet(picker: Pi
         answer = await stream.answer()
         assert answer.status == 503 and "stopping" in answer.body.decode()
         await closing
-        assert picking.program.app.edge.body_memory.bytes == 0
+        assert picking.program.edge.body_memory.bytes == 0
 
 
 async def test_models_are_listed_by_the_picker_itself(picker: Pick) -> None:

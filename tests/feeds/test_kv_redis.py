@@ -80,8 +80,8 @@ class Scene:
         self.redis = client
         self.index = ClusterIndex(holder_ttl_s=holder_ttl_s)
         self.store = ReplicaStore(self.index, max_age_s=60.0)
-        self.wire = LossyConnection(address_of(server.url), timeout_s=20.0)
-        self.connection = RedisConnection(address_of(server.url), timeout_s=timeout_s)
+        self.wire = LossyConnection(address_of(server.url, timeout_s=20.0))
+        self.connection = RedisConnection(address_of(server.url, timeout_s=timeout_s))
         wanted = lambda generation: generation.model == "demo"  # noqa: E731
         self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, refresh_s=0.05)
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from router.config.schema import Probes
 from router.decision import Lease
 from router.engines.prometheus import METRICS
 from router.feeds.load_feed import LoadFeed
 from router.feeds.pod_problems import Fetch
+from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState

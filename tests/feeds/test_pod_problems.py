@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.feeds.pod_problems import log_changes
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.changes import Changes
 from tests.policy.scenes import fleet_of, make_pod
@@ -43,7 +43,7 @@ def test_a_drain_has_the_reason_of_its_source(fleet: Fleet) -> None:
 
 
 def test_an_ejection_is_a_warning_with_the_failures_that_caused_it(fleet: Fleet) -> None:
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, min_ready_share=0.0))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2, min_ready_share=0.0))
     breaker.failure("a", 0.0)
     line = logged(lambda: breaker.failure("a", 0.0))
     assert (line["log_level"], line["reason"]) == ("warning", "2 requests in a row failed")

@@ -12,13 +12,12 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from router.config.schema import Probes
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed
 from router.feeds import probe
 from router.feeds.probe import ProbeFeed
-from router.fleet.breaker import Breaker, EjectionRules
+from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodState, PrefixTrust
 from tests.policy.scenes import make_pod
@@ -38,9 +37,9 @@ WELL = {
 class Probing:
     """A fleet of pod `a`, its probes, and the facts that were reported."""
 
-    def __init__(self, network: Network, pod: Pod, **breaker: Any) -> None:
+    def __init__(self, network: Network, pod: Pod, backoff_s: tuple[float, float] = (0.0, 30.0), **probes: Any) -> None:
         self.fleet = Fleet()
-        self.breaker = Breaker(self.fleet, EjectionRules(**({"first_backoff_s": 0.0} | breaker)))
+        self.breaker = Breaker(self.fleet, Probes(**probes), backoff_s=backoff_s)
         self.described: list[tuple[int, PodState, PodFacts]] = []
         self.fleet.sync([pod])
         self.pod = network["a"]
@@ -225,7 +224,7 @@ async def test_a_passed_health_check_that_began_before_an_ejection_does_not_read
 ) -> None:
     """The pod stays away for its backoff."""
     network["a"].answers |= WELL
-    world = Probing(network, make_pod("a"), first_backoff_s=3600.0, max_backoff_s=3600.0)
+    world = Probing(network, make_pod("a"), backoff_s=(3600.0, 3600.0))
     states: list[PodState] = []
     turns: list[PodState] = []
     may_probe = world.breaker.may_probe
@@ -356,7 +355,7 @@ async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
     """A passed probe must not readmit a pod that fails every request."""
     network["a"].answers |= WELL
     network["b"].answers |= WELL
-    world = Probing(network, make_pod("a"), failures_to_eject=1, first_backoff_s=1e9, max_backoff_s=1e9)
+    world = Probing(network, make_pod("a"), backoff_s=(1e9, 1e9), failures_to_eject=1)
     async with running(world.probes.run()):
         await until(lambda: world.is_in(PodState.READY))
         world.breaker.probe_failed("a", time.monotonic())

@@ -47,7 +47,7 @@ class FakeBook(SharedQuotas):
     """Shares without a Redis."""
 
     def __init__(self, sharing: MeterSharing) -> None:
-        nowhere = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
+        nowhere = RedisConnection(address_of("redis://127.0.0.1:1/0", timeout_s=0.5))
         super().__init__(nowhere, Keys("t"), "a", sharing, lambda: Router.now_s)
 
 
@@ -66,7 +66,7 @@ async def routers(url: str, count: int = 3) -> AsyncIterator[list[Router]]:
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
         found = []
         for number in range(count):
-            connection = RedisConnection(address_of(url), timeout_s=20)
+            connection = RedisConnection(address_of(url, timeout_s=20))
             stack.push_async_callback(connection.close)
             sharing = MeterSharing()
             feed = SharedQuotas(connection, Keys("t"), f"router-{number}", sharing, lambda: Router.now_s)
@@ -163,7 +163,7 @@ async def test_a_flood_before_while_and_after_redis_is_away_gets_no_more() -> No
 
 async def test_without_redis_routers_begin_with_their_local_shares() -> None:
     sharing = MeterSharing(processes=3)
-    connection = RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5)
+    connection = RedisConnection(address_of("redis://127.0.0.1:1/0", timeout_s=0.5))
     router = Router(SharedQuotas(connection, Keys("t"), "a", sharing), sharing)
     async with asyncio.timeout(DEADLINE_S):
         assert await admitted([router], 200) == 100

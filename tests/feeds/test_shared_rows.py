@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 @asynccontextmanager
 async def connected(kind: str) -> AsyncIterator[RedisConnection]:
     async with RedisServer(kind) as server:
-        connection = RedisConnection(address_of(server.url), timeout_s=20)
+        connection = RedisConnection(address_of(server.url, timeout_s=20))
         try:
             yield connection
         finally:
@@ -49,7 +49,7 @@ async def test_another_router_finds_the_pod_of_a_response(kind: str) -> None:
 
 async def test_responses_wait_while_redis_is_away() -> None:
     """At most a fixed number; none is found meanwhile."""
-    exchange = SharedResponses(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5), Keys("warmroute"))
+    exchange = SharedResponses(RedisConnection(address_of("redis://127.0.0.1:1/0", timeout_s=0.5)), Keys("warmroute"))
     for number in range(MAX_WAITING_RESPONSES + 1):
         exchange.add(StoredResponse(f"r{number}", "a", "m", 0.0))
     with pytest.raises(RedisError):
@@ -196,6 +196,6 @@ async def test_a_late_answer_ends_no_drain_that_began_meanwhile() -> None:
 
 
 async def test_a_drain_that_redis_does_not_take_stays_here() -> None:
-    drains, sharing = shared(RedisConnection(address_of("redis://127.0.0.1:1/0"), timeout_s=0.5))
+    drains, sharing = shared(RedisConnection(address_of("redis://127.0.0.1:1/0", timeout_s=0.5)))
     drains.change("rack=r1", DRAIN)
     assert not await sharing.share() and drains.current == {"rack=r1": DRAIN}

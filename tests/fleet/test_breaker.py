@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.breaker import Breaker, EjectionRules, leaves_enough_ready
+from router.fleet.breaker import Breaker, Probes, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import FleetSnapshot, Pod, PodState, Role
@@ -32,7 +32,7 @@ def eject(breaker: Breaker, now_s: float) -> None:
 
 def test_consecutive_failures_eject(fleet: Fleet) -> None:
     """The third in a row, of this pod alone."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    breaker = Breaker(fleet, Probes(failures_to_eject=3))
     breaker.failure("a", 0.0)
     breaker.failure("a", 0.0)
     breaker.failure("b", 0.0)
@@ -43,7 +43,7 @@ def test_consecutive_failures_eject(fleet: Fleet) -> None:
 
 def test_a_served_request_settles_everything(fleet: Fleet) -> None:
     """Failures of requests and of probes alike: a pod that serves is well, however slow its /health is."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2))
     for _ in range(5):
         breaker.failure("a", 0.0)
         breaker.success("a")
@@ -54,7 +54,7 @@ def test_a_served_request_settles_everything(fleet: Fleet) -> None:
 
 def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
     """A pod whose /health answers while its requests fail goes out."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    breaker = Breaker(fleet, Probes(failures_to_eject=3))
     for _ in range(3):
         breaker.failure("a", 0.0)
         breaker.seen_alive("a")
@@ -63,7 +63,7 @@ def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
 
 def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
     """A pod that misses a probe now and then stays."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2))
     for _ in range(3):
         breaker.probe_failed("a", 0.0)
         breaker.seen_alive("a")
@@ -122,7 +122,7 @@ def test_what_a_pod_sends_outweighs_probes_that_time_out(fleet: Fleet, probes: s
 @pytest.mark.parametrize(("probes", "left"), [("t", "ejected"), ("+t", "ejected"), ("T", "ready"), ("F", "ejected")])
 def test_a_single_probe_may_eject(fleet: Fleet, probes: str, left: str) -> None:
     """`failures_to_eject: 1`."""
-    probed(Breaker(fleet, EjectionRules(failures_to_eject=1)), fleet, probes)
+    probed(Breaker(fleet, Probes(failures_to_eject=1)), fleet, probes)
     assert state(fleet, "a") == left
 
 
@@ -170,7 +170,7 @@ def test_a_pod_is_ejected_by_timeouts_exactly_if_it_has_sent_nothing_since_the_t
 ) -> None:
     """Against a naive rule, in a fleet where other pods stay ready."""
     fleet = fleet_of(*map(serving, "0123456789"))
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    breaker = Breaker(fleet, Probes(failures_to_eject=3))
     seen: dict[str, list[bool]] = {str(n): [] for n in range(6)}
     for now_s, (at, sends) in enumerate(steps):
         if sends:
@@ -187,7 +187,7 @@ def test_a_pod_is_ejected_by_timeouts_exactly_if_it_has_sent_nothing_since_the_t
 
 def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
     """1, 2, 4, 4 seconds at a limit of 4, however often it is readmitted; then 1 again."""
-    breaker = Breaker(fleet, EjectionRules(first_backoff_s=1.0, max_backoff_s=4.0))
+    breaker = Breaker(fleet, backoff_s=(1.0, 4.0))
     for backoff_s in (1.0, 2.0, 4.0, 4.0):
         eject(breaker, 100.0)
         assert not breaker.may_probe("a", 100.0 + backoff_s - 0.01)
@@ -201,7 +201,7 @@ def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
 
 def test_a_readmitted_pod_starts_counting_anew(fleet: Fleet) -> None:
     """What ejected it does not count a second time."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2))
     breaker.failure("a", 0.0)
     breaker.probe_failed("a", 0.0)
     breaker.failure("a", 0.0)
@@ -213,7 +213,7 @@ def test_a_readmitted_pod_starts_counting_anew(fleet: Fleet) -> None:
 
 def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -> None:
     """Fifty failing at once are one ejection."""
-    breaker = Breaker(fleet, EjectionRules(first_backoff_s=1.0))
+    breaker = Breaker(fleet)
     for _ in range(50):
         breaker.failure("a", 10.0)
         breaker.probe_failed("a", 10.0)
@@ -222,7 +222,7 @@ def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -
 
 def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
     """A draining pod's failures are not held against it when it returns."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2))
     fleet.event("a", PodEvent.DRAIN)
     breaker.failure("a", 0.0)
     fleet.event("a", PodEvent.UNDRAIN)
@@ -233,7 +233,7 @@ def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
 
 def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet) -> None:
     """A new pod under an old id starts clean, and unknown pods may always be probed."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, first_backoff_s=1e9))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2), backoff_s=(1e9, 30.0))
     breaker.failure("a", 0.0)
     breaker.failure("a", 0.0)
     assert not breaker.may_probe("a", 5.0)
@@ -261,7 +261,7 @@ def test_one_client_alone_raises_only_doubts(fleet: Fleet) -> None:
 @pytest.mark.parametrize(("clients", "expected"), [("xxy", "ejected"), ("xyxy", "ejected"), ("xy", "ready")])
 def test_doubts_of_several_clients_eject(fleet: Fleet, clients: str, expected: str) -> None:
     """The limit counts all of them."""
-    doubt(Breaker(fleet, EjectionRules(failures_to_eject=3)), *clients)
+    doubt(Breaker(fleet, Probes(failures_to_eject=3)), *clients)
     assert state(fleet, "a") == expected
 
 
@@ -276,7 +276,7 @@ def test_a_served_request_settles_doubts(fleet: Fleet) -> None:
 
 def test_failures_and_doubts_add_up(fleet: Fleet) -> None:
     """Once several clients have doubts."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    breaker = Breaker(fleet, Probes(failures_to_eject=3))
     breaker.failure("a", 0.0)
     doubt(breaker, *"xxx")
     assert state(fleet, "a") is PodState.READY
@@ -286,14 +286,14 @@ def test_failures_and_doubts_add_up(fleet: Fleet) -> None:
 
 def test_behind_one_trusted_gateway_every_doubt_counts(fleet: Fleet) -> None:
     """`clients_to_eject: 1`."""
-    doubt(Breaker(fleet, EjectionRules(clients_to_eject=1)), *"xxx")
+    doubt(Breaker(fleet, Probes(clients_to_eject=1)), *"xxx")
     assert state(fleet, "a") is PodState.EJECTED
 
 
 @pytest.mark.parametrize("lasts_s", [0.0, 1.9, 2.0])
 def test_a_burst_of_doubts_does_not_eject(fleet: Fleet, lasts_s: float) -> None:
     """However many clients fail: other requests get `doubt_window_s` to show that the pod serves."""
-    breaker = Breaker(fleet, EjectionRules(doubt_window_s=2.0))
+    breaker = Breaker(fleet, Probes(doubt_window_s=2.0))
     for n in range(101):
         breaker.doubt("a", f"client {n}", 10.0 + lasts_s * n / 100)
     assert state(fleet, "a") == ("ready" if lasts_s < 2.0 else "ejected")
@@ -301,7 +301,7 @@ def test_a_burst_of_doubts_does_not_eject(fleet: Fleet, lasts_s: float) -> None:
 
 def test_the_window_begins_with_the_first_doubt_after_a_success(fleet: Fleet) -> None:
     """And again after a refused or executed ejection."""
-    breaker = Breaker(fleet, EjectionRules(doubt_window_s=2.0))
+    breaker = Breaker(fleet, Probes(doubt_window_s=2.0))
     doubt(breaker, *"xy")
     breaker.success("a")
     doubt(breaker, *"xyxy", from_s=5.0)
@@ -319,7 +319,7 @@ HOSTILE = st.lists(st.tuples(st.floats(0.0, 1.9), st.sampled_from(["doubt", "lat
 def test_no_sequence_of_clients_ejects_a_pod_that_serves_others(steps: list[tuple[float, str, int]]) -> None:
     """Bodies that fail or are late, for made-up tenants, while the pod serves a request in each window."""
     fleet = fleet_of(*map(serving, "0123"))
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=0.0))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2, slow_ttfts_to_eject=2, min_ready_share=0.0))
     now_s = served_s = 0.0
     for pause_s, what, client in steps:
         if now_s + pause_s - served_s >= 1.9:
@@ -336,7 +336,7 @@ def test_no_sequence_of_clients_ejects_a_pod_that_serves_others(steps: list[tupl
 
 def test_the_clients_in_a_record_are_few_and_short(fleet: Fleet) -> None:
     """Clients choose their number and the length of their names."""
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=1000, clients_to_eject=2))
+    breaker = Breaker(fleet, Probes(failures_to_eject=1000, clients_to_eject=2))
     doubt(breaker, *(f"{n}" * 1000 for n in range(100)))
     clients = breaker._failed["a"].clients
     assert len(clients) == 2
@@ -362,7 +362,7 @@ def ready_ids(fleet: Fleet) -> str:
 def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, left: int) -> None:
     """However many fail: at least one."""
     fleet = fleet_of(*map(serving, pods))
-    breaker = Breaker(fleet, EjectionRules(min_ready_share=min_ready_share, doubt_window_s=0.0))
+    breaker = Breaker(fleet, Probes(min_ready_share=min_ready_share, doubt_window_s=0.0))
     for _ in range(10):
         for pod_id in pods:
             breaker.failure(pod_id, 0.0)
@@ -375,7 +375,7 @@ def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, lef
 def test_failed_probes_eject_the_last_pod() -> None:
     """It is dead: a 503 at once is better than waiting for it."""
     fleet = fleet_of(serving("a"))
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3))
+    breaker = Breaker(fleet, Probes(failures_to_eject=3))
     for _ in range(3):
         breaker.probe_failed("a", 0.0)
     assert state(fleet, "a") is PodState.EJECTED
@@ -384,7 +384,7 @@ def test_failed_probes_eject_the_last_pod() -> None:
 def test_a_refused_ejection_is_reported_and_failures_are_counted_from_zero() -> None:
     """When another pod returns, this one is ejected after as many failures as any."""
     fleet = fleet_of(serving("a"))
-    breaker, refused = Breaker(fleet, EjectionRules(failures_to_eject=3)), list[str]()
+    breaker, refused = Breaker(fleet, Probes(failures_to_eject=3)), list[str]()
     breaker.on_refused = refused.append
     eject(breaker, 0.0)
     assert refused == ["a"]
@@ -451,7 +451,7 @@ def test_no_timeouts_take_a_model_out(facts: list[tuple[str, str, Role]], steps:
     """Every model and adapter that had a ready pod for a role keeps one."""
     pods = [serving(str(n), *each) for n, each in enumerate(facts)]
     fleet = fleet_of(*pods)
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2))
     for now_s, (at, _) in enumerate(steps):
         breaker.probe_failed(str(at % len(pods)), now_s + 1.0, float(now_s))
     left = ready_ids(fleet)
@@ -491,7 +491,7 @@ def test_no_sequence_of_results_takes_a_model_out(
     pods = [serving(str(n), *each) for n, each in enumerate(facts)]
     fleet = fleet_of(*pods)
     breaker = Breaker(
-        fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=share, doubt_window_s=0.0)
+        fleet, Probes(failures_to_eject=2, slow_ttfts_to_eject=2, min_ready_share=share, doubt_window_s=0.0)
     )
     for at, what, client in steps:
         step(breaker, fleet, str(at % len(pods)), what, client)
@@ -506,7 +506,7 @@ def test_no_sequence_of_results_takes_a_model_out(
 def test_no_sequence_of_one_clients_doubts_ejects(steps: list[tuple[int, str, str]]) -> None:
     """Among its served requests and late first tokens."""
     fleet = fleet_of(*map(serving, "012345"))
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=2, late_to_eject=2, min_ready_share=0.0))
+    breaker = Breaker(fleet, Probes(failures_to_eject=2, slow_ttfts_to_eject=2, min_ready_share=0.0))
     for at, what, _ in steps:
         if what != "failure":
             step(breaker, fleet, str(at), what, "x")
@@ -517,7 +517,7 @@ def test_no_sequence_of_one_clients_doubts_ejects(steps: list[tuple[int, str, st
 def test_a_pod_is_ejected_exactly_by_the_failures_in_a_row(steps: list[tuple[int, str, str]]) -> None:
     """Against a naive count, in a fleet where enough pods stay ready."""
     fleet = fleet_of(*map(serving, "0123456789"))
-    breaker = Breaker(fleet, EjectionRules(failures_to_eject=3, min_ready_share=0.0, doubt_window_s=0.0))
+    breaker = Breaker(fleet, Probes(failures_to_eject=3, min_ready_share=0.0, doubt_window_s=0.0))
     since_success: dict[str, list[str]] = {str(n): [] for n in range(6)}
     for at, what, client in steps:
         if what not in ("failure", "doubt", "success"):
@@ -550,7 +550,7 @@ def late(breaker: Breaker, pod_id: str, times: int, now_s: float = 0.0) -> None:
 
 def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
     """Though it serves every request."""
-    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8, doubt_window_s=0.0))
+    breaker = Breaker(fleet, Probes(slow_ttft_factor=10.0, slow_ttfts_to_eject=8, doubt_window_s=0.0))
     late(breaker, "a", 7)
     assert state(fleet, "a") is PodState.READY
     late(breaker, "a", 1)
@@ -560,7 +560,7 @@ def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
 @pytest.mark.parametrize("expected_ms, actual_ms", [(600.0, 6000.0), (1.0, 5000.0)])
 def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, actual_ms: float) -> None:
     """Ten times of next to nothing is not late."""
-    breaker = Breaker(fleet, EjectionRules(late_factor=10.0, late_to_eject=8, doubt_window_s=0.0))
+    breaker = Breaker(fleet, Probes(slow_ttft_factor=10.0, slow_ttfts_to_eject=8, doubt_window_s=0.0))
     late(breaker, "a", 7)
     breaker.first_token("a", "x", expected_ms, actual_ms, 0.0)
     late(breaker, "a", 7)
@@ -569,22 +569,20 @@ def test_one_first_token_on_time_settles_it(fleet: Fleet, expected_ms: float, ac
 
 def test_where_most_are_late_it_is_the_expectation_that_is_wrong(fleet: Fleet) -> None:
     """A price that is ten times too low may not empty a fleet; pods of other models are no witnesses."""
-    breaker = Breaker(fleet, EjectionRules(late_to_eject=8, doubt_window_s=0.0))
+    breaker = Breaker(fleet, Probes(slow_ttfts_to_eject=8, doubt_window_s=0.0))
     for _ in range(100):
         late(breaker, "a", 1)
         late(breaker, "b", 1)
     assert {state(fleet, "a"), state(fleet, "b")} == {PodState.READY}
     alone = fleet_of(make_pod("a", models=("m",)), make_pod("b", models=("other",)))
-    late(Breaker(alone, EjectionRules(late_to_eject=8, doubt_window_s=0.0)), "a", 100)
+    late(Breaker(alone, Probes(slow_ttfts_to_eject=8, doubt_window_s=0.0)), "a", 100)
     assert state(alone, "a") is PodState.READY
 
 
 def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet) -> None:
     """Every probe passes, and so does every request that was under way."""
-    rules = EjectionRules(
-        clients_to_eject=1, first_backoff_s=1.0, max_backoff_s=1.5, late_to_eject=1, doubt_window_s=0.0
-    )
-    breaker = Breaker(fleet, rules)
+    rules = Probes(clients_to_eject=1, slow_ttfts_to_eject=1, doubt_window_s=0.0)
+    breaker = Breaker(fleet, rules, backoff_s=(1.0, 1.5))
     late(breaker, "a", 1, now_s=0.0)
     breaker.success("a")
     assert [breaker.may_probe("a", now_s) for now_s in (9.9, 10.0)] == [False, True]
@@ -599,15 +597,15 @@ def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet
 
 def test_lateness_for_one_client_alone_does_not_eject(fleet: Fleet) -> None:
     """Its requests may take longer than their price says: a grammar to compile, an adapter to load."""
-    breaker = Breaker(fleet, EjectionRules(late_to_eject=8, doubt_window_s=0.0))
+    breaker = Breaker(fleet, Probes(slow_ttfts_to_eject=8, doubt_window_s=0.0))
     for _ in range(20):
         breaker.first_token("a", "x", *LATE, 0.0)
     assert state(fleet, "a") is PodState.READY
 
 
 def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
-    """`late_to_eject: 0`."""
-    breaker = Breaker(fleet, EjectionRules(late_to_eject=0))
+    """`slow_ttfts_to_eject: 0`."""
+    breaker = Breaker(fleet, Probes(slow_ttfts_to_eject=0))
     late(breaker, "a", 100)
     assert state(fleet, "a") is PodState.READY
 

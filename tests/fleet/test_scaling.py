@@ -21,7 +21,7 @@ from router.fleet.scaling import (
     PoolKey,
     PoolSignals,
     Resource,
-    ScalingTargets,
+    Scaling,
     ScalingView,
     pool_of,
     signals_by_pool,
@@ -30,7 +30,9 @@ from router.types import InFlight, PodLoad, PodSpeed, PodState, PodStatus, Role
 from tests.policy.scenes import make_pod
 
 NOW_S = 1000.0
-TARGETS = ScalingTargets()
+TARGETS = Scaling()
+MAX_LOAD_AGE_S = 12.0
+OLDEST_S = NOW_S - MAX_LOAD_AGE_S
 pod = partial(make_pod, speed=PodSpeed(1.0, 0.02, 1e-6, 10.0, 0.1, 1e-4), models=("m",))
 KEY = PoolKey("", "m", "both")
 
@@ -47,7 +49,7 @@ loads = st.builds(
     running=st.integers(0, 500),
     waiting=st.integers(0, 500),
     kv_usage=st.floats(0, 1),
-    scraped_at_s=st.floats(NOW_S - 2 * TARGETS.max_load_age_s, NOW_S),
+    scraped_at_s=st.floats(NOW_S - 2 * MAX_LOAD_AGE_S, NOW_S),
 )
 fleets = st.lists(st.tuples(works, loads), min_size=1, max_size=8)
 
@@ -61,9 +63,11 @@ def one_pool(
     statuses: Sequence[PodStatus],
     own: Mapping[str, InFlight] | None = None,
     rate: float = 0.0,
-    targets: ScalingTargets = TARGETS,
+    targets: Scaling = TARGETS,
 ) -> PoolSignals:
-    [found] = signals_by_pool(statuses, own or {}, {pool_of(statuses[0].pod): rate}, targets, NOW_S)
+    [found] = signals_by_pool(
+        statuses, own or {}, {pool_of(statuses[0].pod): rate}, targets, NOW_S - MAX_LOAD_AGE_S, NOW_S
+    )
     return found
 
 
@@ -127,7 +131,7 @@ def test_decode_needs_replicas_that_keep_steps_within_the_target() -> None:
 
 
 def test_a_step_time_that_no_number_of_replicas_reaches_adds_none() -> None:
-    unreachable = ScalingTargets(itl_ms=10.0)
+    unreachable = Scaling(itl_ms=10.0)
     signals = one_pool([status("a")], {"a": InFlight(requests=800)}, targets=unreachable)
     assert signals.desired_replicas[Resource.DECODE_STEPS] == 0
 
@@ -136,7 +140,7 @@ def test_a_step_time_that_no_number_of_replicas_reaches_adds_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "load", [PodLoad(), PodLoad(3, 1, 0.5, NOW_S - TARGETS.max_load_age_s - 0.1)], ids=["never scraped", "too old"]
+    "load", [PodLoad(), PodLoad(3, 1, 0.5, NOW_S - MAX_LOAD_AGE_S - 0.1)], ids=["never scraped", "too old"]
 )
 def test_a_pool_whose_loads_are_unknown_has_no_number(load: PodLoad) -> None:
     signals = one_pool([status("a", load, capacity_tokens=1000)], {"a": InFlight(requests=3)}, rate=1.0)
@@ -147,7 +151,7 @@ def test_a_pool_whose_loads_are_unknown_has_no_number(load: PodLoad) -> None:
 
 def test_a_load_is_unknown_until_the_first_scrape_also_after_a_reboot() -> None:
     """The clock then starts near 0."""
-    [signals] = signals_by_pool([status("a", PodLoad())], {}, {}, TARGETS, 3.0)
+    [signals] = signals_by_pool([status("a", PodLoad())], {}, {}, TARGETS, 3.0 - MAX_LOAD_AGE_S, 3.0)
     assert signals.desired_replicas == {}
 
 
@@ -166,7 +170,7 @@ def test_one_pod_without_a_load_does_not_hide_its_pool() -> None:
 
 
 def test_pods_that_have_not_reported_their_model_are_in_no_pool() -> None:
-    assert not signals_by_pool([status("a", models=())], {}, {}, TARGETS, NOW_S)
+    assert not signals_by_pool([status("a", models=())], {}, {}, TARGETS, OLDEST_S, NOW_S)
 
 
 @pytest.mark.parametrize("load", [PodLoad(-5, 0, -1.0, NOW_S), PodLoad(10**400, 0, 1e300, NOW_S)])
@@ -188,7 +192,7 @@ def test_pods_of_one_deployment_model_and_role_are_a_pool() -> None:
         status("d", pool="fast", models=("n", "m")),
         status("e", pool="fast", role=Role.PREFILL),
     ]
-    found = {one.key: one.ready_replicas for one in signals_by_pool(statuses, {}, {}, TARGETS, NOW_S)}
+    found = {one.key: one.ready_replicas for one in signals_by_pool(statuses, {}, {}, TARGETS, OLDEST_S, NOW_S)}
     assert found == {
         ("fast", "m", "both"): 2,
         ("slow", "m", "both"): 1,
@@ -333,7 +337,7 @@ def test_signals_follow_bookings() -> None:
     fleet.describe("a", models=("m",))
     fleet.event("a", PodEvent.PROBE_OK)
     fleet.observe_load("a", PodLoad(scraped_at_s=NOW_S))
-    view = ScalingView(fleet, ledger, TARGETS, NOW_S - 10)
+    view = ScalingView(fleet, ledger, TARGETS, MAX_LOAD_AGE_S, NOW_S - 10)
     lease = ledger.book(one, 100_000, 50_000, NOW_S - 5)
     ledger.apply_replicas([{"a": InFlight(requests=1, prefill_tokens=70_000, prefill_ms=9e9)}], 0.0)
     [busy] = view.signals(NOW_S)

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from pydantic import BaseModel
 
 from router.config.load import load, shipped
+from router.config.models import ModelPrior
 from router.config.policy_files import PolicyLibrary, check
-from router.config.priors import ModelPrior
 from router.config.schema import RouterConfig
 from router.errors import ConfigError
 from router.policy.classes import ClassRules

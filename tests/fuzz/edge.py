@@ -19,12 +19,10 @@ from fastapi import FastAPI
 from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.engines.forwarded_headers import HOP_BY_HOP
 from router.engines.steering import STEERING_FIELDS, STEERING_HEADERS
 from router.errors import MalformedRequest, RouterError
-from router.frontends.http.app import App
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
@@ -32,7 +30,6 @@ from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.relay import Downstream
 from router.frontends.http.upstream import Reply, UpstreamPool, UpstreamSender
 from router.frontends.response_locator import ResponseLocator
-from router.observe.tracing import RequestTrace
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.request.parse import without_engine_fields
@@ -95,10 +92,10 @@ class Watched(OpenAiEdge):
         super().__init__(*parts)
         self.surprises: list[Exception] = []
 
-    def _fail(self, client: AnyExchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
+    def _answer(self, client: AnyExchange, error: Exception) -> None:
         if not isinstance(error, RouterError):
             self.surprises.append(error)
-        super()._fail(client, error, request_id, trace)
+        super()._answer(client, error)
 
 
 class Own:
@@ -150,10 +147,13 @@ async def _connection(pieces: list[bytes]) -> Accepted:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     accepted, wire = Accepted(), Wire()
-    edge = Watched(accepted.forwarder, CORE.core.requests.endings, READER, RESPONSES, Edge(), LIMITS)
+    own = cast(FastAPI, accepted.own)
+    edge = Watched(
+        own, AdmissionGate(), accepted.forwarder, CORE.core.requests.endings, READER, RESPONSES, Edge(), LIMITS
+    )
     edge.own_bodies = True
     config = uvicorn.Config(
-        App(edge, cast(FastAPI, accepted.own), AdmissionGate()),
+        edge,
         http=EdgeProtocol,
         ws="none",
         lifespan="off",
@@ -171,10 +171,10 @@ async def _connection(pieces: list[bytes]) -> Accepted:
         protocol.data_received(piece)
         accepted.slowest_piece_s = max(accepted.slowest_piece_s, thread_time() - began_s)
         await asyncio.sleep(0)
-    await _until(lambda: len(protocol.connection.tasks) == accepted.own.reading)
+    await _until(lambda: len(protocol.tasks) == accepted.own.reading)
     wire.open = False
     protocol.connection_lost(None)
-    await _until(lambda: not protocol.connection.tasks)
+    await _until(lambda: not protocol.tasks)
     assert edge.body_memory.bytes == 0, "bodies of requests that are over are held"
     assert not problems and not edge.surprises, (problems, edge.surprises)
     return accepted

@@ -15,11 +15,12 @@ from typing import TypeAlias
 import h11
 from msgspec.structs import astuple
 
+from router.config.schema import Limits
 from router.engines.adapter import prompt_token_count, prompt_token_ids
 from router.engines.handoff import bodies
 from router.engines.handoff.usage import UsageCorrection
 from router.errors import RouterError
-from router.frontends.http.connection import Connection, UpstreamTimeouts
+from router.frontends.http.connection import Connection
 from router.frontends.http.replies import as_stream
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint
@@ -27,7 +28,7 @@ from tests.fuzz.bodies import JSON
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
 
-TIMEOUTS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
+TIMEOUTS = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
 Answer: TypeAlias = tuple[int, list[tuple[bytes, bytes]], bytes]
 NEXT = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nnext"
 MOST_KEPT_BYTES = 8192

@@ -30,10 +30,10 @@ from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
 from loadtest.soak import left_behind
 from router.config.load import shipped
-from router.config.log_schema import Log
+from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import load_priors
-from router.config.schema import Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import Limits, Log, ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.observe.exposition import pieces
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
@@ -167,7 +167,7 @@ class Town:
     def left_behind(self) -> dict[str, float]:
         """Gauges that must be 0, and bodies in memory."""
         text = b"".join(pieces(self.program.metrics.registry)).decode()
-        return {**left_behind(text), "body bytes": float(self.program._edge.body_memory.bytes)}
+        return {**left_behind(text), "body bytes": float(self.program.edge.body_memory.bytes)}
 
     async def until(self, holds: Callable[[], bool]) -> None:
         ends_s = time.monotonic() + DEADLINE_S

@@ -24,9 +24,9 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quota
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
-from router.config.schema import AdmissionConfig
 from router.endpoints import Endpoint
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import PodEvent
@@ -312,7 +312,7 @@ class Part:
         known.metrics.observe_calibration(known.calibrator.calibration.rows())
         kept = known.recent.latest(10_000)[::EXPLAINED]
         return {
-            "explanations": [_line(msgspec.to_builtins(explained(one))) for one in kept],
+            "explanations": [_line(msgspec.to_builtins(explained(*one))) for one in kept],
             "predictions": [" ".join(map(str, one)) for one in known.store.fates],
             "receipts": [_line(_shorter(json.loads(line))) for line in known.receipt_lines],
             "log": [_line(json.loads(line)) for line in known.log_lines],

@@ -10,8 +10,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from helm.monitoring.metric_catalog import DECLARED
-from router.feeds.discovery.kube_facts import unknown_annotations
-from router.feeds.discovery.kube_objects import KubePod
+from router.feeds.discovery.kube_api import KubePod
+from router.feeds.discovery.pod_facts import unknown_annotations
 from tests.helm.charts import CHART, EXAMPLES, example, minimal
 from tests.helm.kubernetes_schemas import mistakes
 from tests.helm.prometheus_tool import needs_promtool, promtool

@@ -14,7 +14,7 @@ from router.config.schema import RouterConfig
 from router.feeds.discovery.inference_pool import PoolPods, PoolTarget
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import SourceStatus
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
 from tests.helm.charts import EXAMPLES, Rendered, example, minimal
 from tests.virtual_time import run_virtually

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.observe.receipt_lines import read_receipts
+from router.cli.receipt_files import receipts_of
 from router.types import PodSpeed
 from tests.live.calibrate import calibrate
 from tests.live.engines import BLOCK_TOKENS, EngineProcess
@@ -51,7 +51,7 @@ async def test_a_wrong_prior_is_corrected_by_observed_times(
             await send_all(urls.public, workload(Random(seed)))
         async with httpx.AsyncClient() as client:
             metrics = (await client.get(f"{urls.admin}/metrics")).text
-    rows = read_receipts(receipts)
+    rows = receipts_of(receipts)
     times = [(one.predicted_ms, one.ttft_ms) for one in rows if one.predicted_ms is not None and one.ttft_ms]
     early, late = _error(times[:20]), _error(times[LEARNT_AFTER:])
     learnt = _coefficients(metrics)

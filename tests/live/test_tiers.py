@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from loadtest.commands.child_processes import free_port
-from router.frontends.http.connection import UpstreamTimeouts
+from router.config.schema import Limits
 from router.frontends.http.upstream import UpstreamPools
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
@@ -90,7 +90,9 @@ async def test_a_mooncake_store_is_tracked_through_puts_removals_and_failures() 
     def held() -> set[int]:
         return index.held("store", Tier.REMOTE)
 
-    get_url = UpstreamPools(UpstreamTimeouts(SOON_S, SOON_S, SOON_S)).get_url
+    get_url = UpstreamPools(
+        Limits(connect_timeout_s=SOON_S, first_byte_timeout_s=SOON_S, idle_timeout_s=SOON_S)
+    ).get_url
     with mooncake_master(*ports) as url:
         source = MooncakeSource("store", url, Listing("org/m"), index, get_url, 2.0)
         with mooncake_client(*ports[:2], free_port()) as client:

@@ -11,9 +11,9 @@ from router.observe.class_metrics import (
     BusiestTenants,
     ClassMetrics,
 )
+from router.observe.ended import Ended
 from router.observe.exposition import Registry
 from router.observe.fast_metrics import OTHER
-from router.observe.receipts import Outcome
 from router.policy.recording import RecordedScene, record
 from tests.policy.scenes import pod, policy, prompt, request, scene
 
@@ -25,9 +25,9 @@ def value(registry: Registry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
 
 
-def ended(**facts: Any) -> Outcome:
+def ended(tenant: str = "acme", **facts: Any) -> Ended:
     usual: dict[str, Any] = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok", "served": SERVED}
-    return Outcome(**(usual | facts))
+    return Ended(**(usual | {"tenant": tenant, "workload": "chat", "policy": MINE.name} | facts))
 
 
 def decided(workload: str, tenant: str, *, prompt_tokens: int | None = None) -> RecordedScene:
@@ -40,12 +40,12 @@ def test_a_request_is_counted_by_class_policy_and_tenant() -> None:
     """SLOs only where it has one; tokens of served requests only."""
     registry = Registry()
     metrics = ClassMetrics(registry)
-    for outcome in (
+    for one in (
         ended(prompt_tokens=100, cached_tokens=60, ttft_ms=400.0, ttft_limit_ms=500.0),
         ended(prompt_tokens=100, ttft_ms=600.0, ttft_limit_ms=500.0),
         ended(prompt_tokens=100, ttft_ms=600.0, result="client_gone"),
     ):
-        metrics.settle(outcome, decided("chat", "acme", prompt_tokens=100), MINE)
+        metrics.settle(one, decided("chat", "acme", prompt_tokens=100))
     labels = {"model": "m", "policy": "mine"}
     assert value(registry, "warmroute_slo_requests_total", **labels, met="true") == 1
     assert value(registry, "warmroute_slo_requests_total", **labels, met="false") == 1
@@ -59,7 +59,7 @@ def test_prompt_tokens_in_flight_have_few_labels() -> None:
     """Those of the busiest tenants, and of those with the most tokens."""
     registry = Registry()
     metrics = ClassMetrics(registry)
-    metrics.settle(ended(), decided("chat", "acme"), MINE)
+    metrics.settle(ended(), decided("chat", "acme"))
     metrics.observe_in_flight({"acme": 1} | {f"invented-{number}": 1000 - number for number in range(300)})
     name = "warmroute_tenant_in_flight_prompt_tokens"
     assert value(registry, name, tenant="acme") == 1
@@ -75,7 +75,7 @@ def test_any_number_of_tenants_makes_few_labels() -> None:
     metrics = ClassMetrics(registry)
     for number in range(3 * RENEW_EVERY_REQUESTS):
         tenant = f"invented-{number}" if number % 2 or number < 99 else "late but busy"
-        metrics.settle(ended(), decided("chat", tenant, prompt_tokens=1), MINE)
+        metrics.settle(ended(tenant), decided("chat", tenant, prompt_tokens=1))
     for name in ("warmroute_class_requests", "warmroute_tenant_prompt_tokens"):
         (metric,) = [one for one in registry.collect() if one.name == name]
         tenants = {one.labels["tenant"] for one in metric.samples if one.name.endswith("_total")}

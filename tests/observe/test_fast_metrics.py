@@ -64,17 +64,6 @@ def test_the_exposition_equals_that_of_prometheus_client(seen: list[tuple[str, f
     assert exposed(found) == exposed(expected)
 
 
-@given(st.lists(st.floats(-2, 20) | st.sampled_from(BOUNDS)))
-def test_values_that_are_added_at_once_count_the_same(values: list[float]) -> None:
-    """The sum up to rounding."""
-    one_by_one, at_once = ours.Buckets(BOUNDS), ours.Buckets(BOUNDS)
-    for value in values:
-        one_by_one.observe(value)
-    at_once.observe_all(values)
-    assert at_once.counts == one_by_one.counts
-    assert at_once.total == pytest.approx(one_by_one.total)
-
-
 # --- the text ---
 
 FLEET = snapshot_of(make_pod())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.observe.hot_prefixes import MAX_PREFIXES, PrefixTally
-from router.observe.receipts import Outcome, RecordedDecision, record_decision
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.recent_decisions import MAX_PREFIXES, Kept, PrefixTally
 from router.policy.decide import decide
 from router.policy.recording import record
 from tests.policy.scenes import BLOCK, POLICIES, holding, pod, prompt, ready, request, scene
@@ -11,28 +11,27 @@ from tests.policy.scenes import BLOCK, POLICIES, holding, pod, prompt, ready, re
 BY = POLICIES["cost_aware"]
 
 
-def served(at_s: float, salt: int, cached_tokens: int, held_blocks: int = 0, result: str = "ok") -> RecordedDecision:
+def served(at_s: float, salt: int, cached_tokens: int, held_blocks: int = 0, result: str = "ok") -> Kept:
     """One request; another salt is another prefix. Pod b holds `held_blocks` of it."""
     seen = scene(*ready(pod("a"), pod("b")), request=request(f"r{at_s}"), prompt=prompt(1000, salt))
     seen = holding(seen, "b", held_blocks) if held_blocks else seen
     decision = decide(seen, BY)
-    kept = record_decision(record(seen), decision, BY, at_s)
-    facts = {"id": "r", "at_s": at_s, "model": "m", "endpoint": "chat", "result": result, "prompt_tokens": 1000}
-    kept.outcome = Outcome(**facts, cached_tokens=cached_tokens, served=decision.candidates[0])  # type: ignore[arg-type]
-    return kept
+    facts = {"prompt_tokens": 1000, "cached_tokens": cached_tokens, "served": decision.candidates[0]}
+    ended = Ended("r", at_s, "m", "chat", result, **facts)  # type: ignore[arg-type]
+    return RecordedDecision.of(record(seen), decision, BY, at_s), ended
 
 
-def tallied(*decisions: RecordedDecision) -> PrefixTally:
+def tallied(*decisions: Kept) -> PrefixTally:
     tally = PrefixTally()
     for one in decisions:
-        tally.add(one)
+        tally.add(*one)
     return tally
 
 
 def test_requests_with_a_prefix_in_common_are_added() -> None:
     """Length and holders are those of the last request."""
     first, last = served(1.0, 0, 0), served(5.0, 0, 320, held_blocks=20)
-    first.excerpt, last.excerpt = "Be brief. / What is", "Be brief. / When"
+    first[0].excerpt, last[0].excerpt = "Be brief. / What is", "Be brief. / When"
     (found,) = tallied(last, first, served(3.0, 0, 160, held_blocks=10)).hottest()
     assert (found.requests, found.hits, found.saved_tokens, found.prompt_tokens) == (3, 2, 480, 3000)
     assert (found.length_tokens, found.holders, found.text) == (20 * BLOCK, 1, "Be brief. / Wh")
@@ -45,9 +44,8 @@ def test_the_prefix_that_saved_the_most_is_first_and_one_that_saved_nothing_is_l
 
 
 def test_failed_and_unfinished_requests_save_nothing() -> None:
-    unfinished = served(1.0, 0, 16)
-    unfinished.outcome = None
-    assert tallied(unfinished, served(2.0, 0, 16, result="pod_error")).hottest() == []
+    unfinished, _ = served(1.0, 0, 16)
+    assert tallied((unfinished, None), served(2.0, 0, 16, result="pod_error")).hottest() == []
 
 
 def test_the_number_of_prefixes_is_bounded() -> None:

@@ -12,47 +12,39 @@ from typing import Any, Literal
 import msgspec
 import pytest
 import structlog
+from msgspec.structs import replace
 
-from router.observe.ended import EndedRequest
+from router.decision import Candidate, Cost, Direct
+from router.observe.ended import Ended
 from router.observe.log import (
     MAX_FIELD_CHARACTERS,
     MAX_FIELD_ITEMS,
     LogLevel,
-    RequestLine,
     RequestLog,
     configure_logging,
 )
-from router.observe.receipts import Outcome
 from router.types import Endpoint
+from tests.policy.scenes import pod
 
-FIELDS: dict[str, Any] = {
-    "id": "r-1",
-    "model": "m",
-    "pod": "a",
-    "policy": "p",
-    "status": 200,
-    "ttft_ms": 12.3,
-}
-
-
+FIELDS: dict[str, Any] = {"id": "r-1", "endpoint": "chat", "model": "m", "pod": "a", "policy": "p", "status": 200}
 ENDED_AT_S = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
+ENDED = Ended(
+    "r-1",
+    ENDED_AT_S - 2,
+    "m",
+    "chat",
+    "ok",
+    200,
+    policy="p",
+    ttft_ms=12.34,
+    e2e_ms=2000.0,
+    served=Candidate(Direct(pod("a")), Cost((), (), 0.0)),
+)
 
 
-def ended_request(request_id: str = "r-1", error: str = "") -> EndedRequest:
-    """A request of two seconds."""
-    outcome = Outcome(id=request_id, at_s=ENDED_AT_S - 2, model="m", endpoint="chat", result="ok", e2e_ms=2000.0)
-    return EndedRequest(outcome=outcome, error=error)
-
-
-def log_of(line: RequestLine) -> None:
-    """Log this line of a request to stderr."""
-    RequestLog("auto", describe=lambda _: line).ended(ended_request())
-
-
-def lines(log_format: Literal["console", "json"], **fields: Any) -> list[str]:
+def lines(log_format: Literal["console", "json"], **facts: Any) -> list[str]:
     written: list[str] = []
-    line = RequestLine(**{**FIELDS, **fields})
-    RequestLog(log_format, write=written.append, describe=lambda _: line).ended(ended_request())
+    RequestLog(log_format, write=written.append).ended(replace(ENDED, **facts))
     return written
 
 
@@ -62,26 +54,25 @@ def test_a_json_line_holds_the_fields_and_what_structlog_adds() -> None:
     assert line.endswith("\n")
     found = msgspec.json.decode(line)
     assert datetime.fromisoformat(found.pop("timestamp")).timestamp() == ENDED_AT_S, "when the request ended"
-    assert found == {**FIELDS, "event": "request", "level": "info"}
+    added = {"event": "request", "level": "info"}
+    assert found == {**FIELDS, **added, "result": "ok", "ttft_ms": 12.3, "e2e_ms": 2000.0}
 
 
 def test_lines_are_written_together() -> None:
     """In pieces that a pipe takes at once; a longer line alone. When the log is closed, what waits is written."""
     written, timers = list[str](), list[Callable[[], None]]()
 
-    def as_is(ended: EndedRequest) -> RequestLine:
-        return RequestLine(id=ended.outcome.id, error=ended.error)
-
-    log = RequestLog("json", 1.0, written.append, lambda _, call: timers.append(call), as_is)
+    log = RequestLog("json", 1.0, written.append, lambda _, call: timers.append(call))
     for number in range(20):
-        log.ended(ended_request(f"r-{number}", "é" * (PIPE_BUF if number == 3 else PIPE_BUF // 10)))
+        policy = "é" * (PIPE_BUF if number == 3 else PIPE_BUF // 10)
+        log.ended(replace(ENDED, id=f"r-{number}", policy=policy))
     assert not written and len(timers) == 1
     timers[0]()
     assert all(len(piece.encode()) <= PIPE_BUF or piece.count("\n") == 1 for piece in written)
     assert len(written) < 20
-    log.ended(ended_request("r-20"))
+    log.ended(replace(ENDED, id="r-20"))
     log.close()
-    log.ended(ended_request("r-21"))
+    log.ended(replace(ENDED, id="r-21"))
     found = [msgspec.json.decode(line)["id"] for line in "".join(written).splitlines()]
     assert found == [f"r-{number}" for number in range(22)]
 
@@ -91,13 +82,14 @@ def test_a_console_line_is_readable() -> None:
     (line,) = lines("console")
     time, rest = line.split(" ", 1)
     datetime.fromisoformat(time)
-    assert rest == "[info     ] request  id=r-1 model=m pod=a policy=p status=200 ttft_ms=12.3\n"
+    fields = " ".join(f"{name}={value}" for name, value in FIELDS.items())
+    assert rest == f"[info     ] request  {fields} result=ok ttft_ms=12.3 e2e_ms=2000.0\n"
 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_fields_without_a_value_are_left_out(log_format: Literal["console", "json"]) -> None:
     """A request that reached no pod has no status; a status of 0 or no cached tokens are values."""
-    (line,) = lines(log_format, pod=None, status=None, cached_tokens=0)
+    (line,) = lines(log_format, served=None, status=0, cached_tokens=0)
     assert "pod" not in line
     assert "status" not in line
     assert "cached_tokens" in line
@@ -122,7 +114,7 @@ def test_a_share_of_the_requests_is_written(share: float, written: int) -> None:
     lines: list[str] = []
     log = RequestLog("json", share, lines.append)
     for _ in range(100):
-        log.ended(ended_request())
+        log.ended(ENDED)
     assert len(lines) == written
 
 
@@ -158,7 +150,7 @@ def test_every_line_is_json_where_the_log_is_no_terminal(capsys: pytest.CaptureF
     configure_logging("auto")
     structlog.get_logger().info("pod state changed", pod="a")
     logging.getLogger("a.library").error("%d tasks cancelled", 2)
-    log_of(RequestLine(**FIELDS))
+    RequestLog("auto").ended(ENDED)
     found = [msgspec.json.decode(line) for line in capsys.readouterr().err.splitlines()]
     assert [one["event"] for one in found] == ["pod state changed", "2 tasks cancelled", "request"]
     assert [one["level"] for one in found] == ["info", "error", "info"]
@@ -171,7 +163,7 @@ def test_lines_are_readable_on_a_terminal(capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     configure_logging("auto")
     structlog.get_logger().info("pod state changed", pod="a")
-    log_of(RequestLine(**FIELDS))
+    RequestLog("auto").ended(ENDED)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2 and all("info" in line and not line.startswith("{") for line in lines)
 

@@ -12,18 +12,17 @@ import pytest
 from msgspec import structs
 
 from loadtest.simulator import traffic
+from router.cli.receipt_files import lines_of, recorded
 from router.errors import ConfigError
 from router.observe.changes import Change
-from router.observe.receipt_lines import (
+from router.observe.ended import Ended, RecordedDecision
+from router.observe.receipts import (
     MAX_BUFFERED_BYTES,
     REPEAT_FLEET_AFTER_SCENES,
+    Receipt,
     ReceiptLog,
     ReceiptWriter,
-    read_lines,
-    read_receipts,
-    recorded,
 )
-from router.observe.receipts import Outcome, Receipt, RecordedDecision, record_decision
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.types import FleetSnapshot, PodLoad, Scene
@@ -36,18 +35,18 @@ def never(_delay_s: float, _call: Callable[[], None]) -> None:
     """A timer that does not fire."""
 
 
-OUTCOME = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
+ENDED = Ended(id="r", at_s=1.0, model="m", endpoint="chat", result="ok")
 
 
 def kept(seen: Scene) -> RecordedDecision:
-    return record_decision(record(seen), decide(seen, BY), BY, 0.0)
+    return RecordedDecision.of(record(seen), decide(seen, BY), BY, 0.0)
 
 
 def written(*made: RecordedDecision | None, scenes: bool = True) -> list[bytes]:
     lines: list[bytes] = []
     writer = ReceiptWriter(lines.append, scenes=scenes)
     for one in made:
-        writer.write(OUTCOME, one, prompt(300))
+        writer.write(structs.replace(ENDED, decision=one), prompt(300))
     return lines
 
 
@@ -69,9 +68,9 @@ def test_a_fleet_is_written_once_for_all_its_scenes(tmp_path: Path) -> None:
     later = structs.replace(one, fleet=loaded(one.fleet, 3))
     other = scene(*ready(pod("a")))
     path = in_file(tmp_path, written(*map(kept, (one, later, other))))
-    kinds = [type(line) for line in read_lines(path)]
+    kinds = [type(line) for line in lines_of(path)]
     assert kinds == [FleetLine, Receipt, Receipt, FleetLine, Receipt]
-    scenes = [found for _, found in recorded(read_lines(path))]
+    scenes = [found for _, found in recorded(lines_of(path))]
     decisions = [decide(found.scene(), BY) for found in scenes if found]
     assert decisions == [decide(structs.replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
 
@@ -86,7 +85,7 @@ def test_a_fleet_is_repeated_after_a_number_of_scenes() -> None:
 def test_a_scene_without_its_fleet_is_marked(tmp_path: Path) -> None:
     """Its receipt is read, but it cannot be decided again."""
     _, line = written(kept(scene(*ready(pod("a")))))
-    ((receipt, found),) = recorded(read_lines(in_file(tmp_path, [line])))
+    ((receipt, found),) = recorded(lines_of(in_file(tmp_path, [line])))
     assert receipt.id == "r" and found is None
 
 
@@ -102,21 +101,20 @@ def test_a_prompt_is_written_only_where_configured() -> None:
     """Otherwise neither text nor tokens."""
     asked = request(prompt={"messages": [{"role": "user", "content": "harbour"}]})
     seen = scene(*ready(pod("a")), request=asked)
-    made = record_decision(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
+    made = RecordedDecision.of(record(seen), decide(seen, BY), BY, 0.0, asked.prompt)
     assert b"harbour" not in b"".join(written(kept(seen))) and b"harbour" in b"".join(written(made))
 
 
-def test_changes_are_lines_that_readers_of_receipts_skip(tmp_path: Path) -> None:
-    """Those of `replay` and of `simulate`."""
+def test_changes_are_lines_that_a_simulation_skips(tmp_path: Path) -> None:
     lines: list[bytes] = []
     writer = ReceiptWriter(lines.append)
     writer.write_change(Change(1.5, "ejected", "pod-1", "connection refused"))
     assert lines == [
         b'{"kind":"change","at_s":1.5,"what":"ejected","subject":"pod-1","cause":"connection refused"}',
     ]
-    writer.write(OUTCOME, kept(scene(*ready(pod("a")))), prompt(300))
+    writer.write(structs.replace(ENDED, decision=kept(scene(*ready(pod("a"))))), prompt(300))
     path = in_file(tmp_path, lines)
-    assert [type(line) for line in read_lines(path)] == [FleetLine, Receipt]
+    assert [type(line) for line in lines_of(path)] == [Change, FleetLine, Receipt]
     assert traffic.read_receipts(path) == []
 
 
@@ -125,7 +123,7 @@ def test_an_invalid_line_is_reported(tmp_path: Path, bad: bytes) -> None:
     """With file and number."""
     path = in_file(tmp_path, [*written(kept(scene(*ready(pod("a"))))), bad])
     with pytest.raises(ConfigError, match=r"receipts\.jsonl:3: not a receipt"):
-        read_receipts(path)
+        list(lines_of(path))
 
 
 def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
@@ -135,7 +133,7 @@ def test_a_scene_with_another_fleets_loads_is_refused(tmp_path: Path) -> None:
     fewer["pods"].pop()
     path = in_file(tmp_path, [msgspec.json.encode(fewer), line])
     with pytest.raises(ConfigError, match="scene of r: loads do not match the fleet"):
-        list(recorded(read_lines(path)))
+        list(recorded(lines_of(path)))
 
 
 def test_receipts_are_appended_and_private_to_their_owner(tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_the_fleet_is_repeated_in_a_new_file() -> None:
     writer = ReceiptWriter(lines.append)
     for _ in range(2):
         writer.repeat_fleet()
-        writer.write(OUTCOME, made, prompt(300))
+        writer.write(structs.replace(ENDED, decision=made), prompt(300))
     assert [line.startswith(b'{"kind":"fleet"') for line in lines] == [True, False] * 2
 
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.observe.receipts import (
-    MAX_CANDIDATES,
-    Failure,
-    Outcome,
-    RecordedDecision,
-    decision_receipt,
-    explained,
-    receipt,
-    receipt_blocks,
-    record_decision,
-)
+from router.observe.ended import MAX_CANDIDATES, Ended, Failure, RecordedDecision
+from router.observe.receipts import decision_receipt, explained, receipt, receipt_blocks
 from router.policy.decide import decide
 from router.policy.price import Choice
 from router.policy.recording import record
@@ -32,7 +23,7 @@ def prefix(block_size_tokens: int, blocks: int) -> PromptPrefix:
 
 def kept(pods: int = 8) -> RecordedDecision:
     seen = holding(scene(*ready(*(pod(f"p{number}") for number in range(pods))), request=request("req-7")), "p1", 40)
-    return record_decision(record(seen), decide(seen, BY), BY, 12.0)
+    return RecordedDecision.of(record(seen), decide(seen, BY), BY, 12.0)
 
 
 @pytest.mark.parametrize(
@@ -59,22 +50,19 @@ def test_the_candidate_that_served_is_kept_at_any_rank() -> None:
     """After a retry it may not be among the best."""
     seen = scene(*ready(*(pod(f"p{number}") for number in range(8))))
     decision = decide(seen, BY)
-    made = record_decision(record(seen), decision, BY, 0.0)
+    made = RecordedDecision.of(record(seen), decision, BY, 0.0)
     failures = (Failure("p3", "connect_failed", "refused"),)
-    made.outcome = Outcome(
-        id="r", at_s=1.0, model="m", endpoint="chat", result="ok", served=decision.candidates[7], failures=failures
-    )
-    found = decision_receipt(made)
+    ended = Ended("r", 1.0, "m", "chat", "ok", served=decision.candidates[7], failures=failures, decision=made)
+    found = receipt(ended)
     assert [plan.choice.pod for plan in found.candidates][-1] == found.pod == decision.candidates[7].pod.id
     assert len(found.candidates) == MAX_CANDIDATES + 1 and found.failures == failures
-    made.outcome = msgspec.structs.replace(made.outcome, served=decision.candidates[0])
-    assert len(decision_receipt(made).candidates) == MAX_CANDIDATES
+    assert len(receipt(msgspec.structs.replace(ended, served=decision.candidates[0])).candidates) == MAX_CANDIDATES
 
 
 def test_a_request_that_was_never_decided_has_a_receipt() -> None:
     """With the known fields."""
-    outcome = Outcome(id="r", at_s=1.0, model="m", endpoint="chat", result="no_ready_pod", phases_s={"admit": 0.002})
-    found = receipt(outcome)
+    ended = Ended(id="r", at_s=1.0, model="m", endpoint="chat", result="no_ready_pod", phases_s={"admit": 0.002})
+    found = receipt(ended)
     assert (found.id, found.result, found.pod, found.candidates) == ("r", "no_ready_pod", "", ())
     assert found.phases_ms == {"admit": 2.0}
 

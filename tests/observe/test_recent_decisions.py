@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
-from router.observe.ended import EndedRequest
-from router.observe.receipt_lines import ReceiptWriter
-from router.observe.receipts import Outcome
+from router.observe.ended import Ended
+from router.observe.receipts import ReceiptWriter
 from router.observe.recent_decisions import MAX_EXCERPT_CHARACTERS, MAX_READ_BYTES, RecentDecisions, excerpt
 from router.policy.decide import decide
 from router.types import Scene
@@ -17,7 +17,7 @@ from tests.policy.scenes import POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 PROMPT = {"prompt": "harbour"}
-OUTCOME = Outcome(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
+ENDED = Ended(id="one", at_s=0.0, model="m", endpoint="chat", result="ok")
 
 
 def seen(name: str) -> Scene:
@@ -26,7 +26,7 @@ def seen(name: str) -> Scene:
 
 def decided(recent: RecentDecisions, *names: str) -> None:
     for name in names:
-        recent.record(seen(name), decide(seen(name), BY), BY)
+        recent.record(seen(name), decide(seen(name), BY), BY, 0.0)
 
 
 def test_the_oldest_decision_is_dropped() -> None:
@@ -34,16 +34,16 @@ def test_the_oldest_decision_is_dropped() -> None:
     recent = RecentDecisions(size=2)
     decided(recent, "one", "two", "three")
     assert len(recent.latest(9)) == 2 and recent.find("one") is None
-    assert (found := recent.find("three")) and found.scene.request_id == "three"
-    assert [each.scene.request_id for each in recent.latest(5)] == ["two", "three"]
-    assert [each.scene.request_id for each in recent.latest(1)] == ["three"]
+    assert (found := recent.find("three")) and found[0].scene.request_id == "three"
+    assert [each.scene.request_id for each, _ in recent.latest(5)] == ["two", "three"]
+    assert [each.scene.request_id for each, _ in recent.latest(1)] == ["three"]
 
 
 def test_a_repeated_request_id_replaces_the_earlier_decision() -> None:
     """Clients choose ids. The decision is then the newest."""
     recent = RecentDecisions(size=2)
     decided(recent, "one", "two", "one", "three")
-    assert [each.scene.request_id for each in recent.latest(5)] == ["one", "three"]
+    assert [each.scene.request_id for each, _ in recent.latest(5)] == ["one", "three"]
 
 
 def test_a_size_of_zero_keeps_nothing() -> None:
@@ -56,11 +56,10 @@ def test_a_size_of_zero_keeps_nothing() -> None:
 def test_prompt_tokens_in_flight_are_those_of_requests_that_have_not_ended() -> None:
     """By tenant."""
     recent, facts = RecentDecisions(), scene(*ready(pod("a")), request=request("one", tenant="acme"))
-    decision = decide(facts, BY)
-    kept = recent.record(facts, decision, BY)
+    kept = recent.record(facts, decide(facts, BY), BY, 0.0)
     assert recent.in_flight_tokens() == {"acme": kept.scene.prompt_tokens}
     assert kept.scene.prompt_tokens
-    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    recent.settle(replace(ENDED, decision=kept), None)
     assert recent.in_flight_tokens() == {}
 
 
@@ -68,11 +67,10 @@ def test_the_outcome_is_added_and_written() -> None:
     """To the recorded decision and to every sink."""
     lines: list[bytes] = []
     recent = RecentDecisions(writer=ReceiptWriter(lines.append))
-    decision = decide(seen("one"), BY)
-    kept = recent.record(seen("one"), decision, BY, "chat")
-    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
-    recent.settle(EndedRequest(outcome=OUTCOME))
-    assert kept.outcome is OUTCOME and len(lines) == 3
+    kept = recent.record(seen("one"), decide(seen("one"), BY), BY, 0.0, "chat")
+    recent.settle(replace(ENDED, decision=kept), None)
+    recent.settle(ENDED, None)
+    assert recent.find("one") == (kept, replace(ENDED, decision=kept)) and len(lines) == 3
     assert b'"workload":"chat"' in lines[1]
 
 
@@ -80,9 +78,8 @@ def test_a_prompt_is_written_and_then_dropped() -> None:
     """The prompts of a thousand requests have no bound."""
     lines: list[bytes] = []
     recent = RecentDecisions(prompts=True, writer=ReceiptWriter(lines.append, scenes=False))
-    decision = decide(seen("one"), BY)
-    kept = recent.record(seen("one"), decision, BY)
-    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    kept = recent.record(seen("one"), decide(seen("one"), BY), BY, 0.0)
+    recent.settle(replace(ENDED, decision=kept), None)
     assert b"harbour" in lines[0] and kept.prompt is None
     assert kept.excerpt == "harbour"
 
@@ -92,14 +89,13 @@ def test_prompts_are_kept_only_where_configured() -> None:
     for prompts in (False, True):
         recent = RecentDecisions(prompts=prompts)
         decided(recent, "one")
-        assert (found := recent.find("one")) and found.prompt == (PROMPT if prompts else None)
+        assert (found := recent.find("one")) and found[0].prompt == (PROMPT if prompts else None)
 
 
 def test_no_beginning_of_a_prompt_is_kept_unless_prompts_are() -> None:
     recent = RecentDecisions()
-    decision = decide(seen("one"), BY)
-    kept = recent.record(seen("one"), decision, BY)
-    recent.settle(EndedRequest(outcome=OUTCOME, recorded=kept, decision=decision))
+    kept = recent.record(seen("one"), decide(seen("one"), BY), BY, 0.0)
+    recent.settle(replace(ENDED, decision=kept), None)
     assert kept.excerpt == ""
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from router.decision import Candidate, Direct, Split
 from router.observe.declared import of_decisions
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended, RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.receipts import Outcome
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ENTRY_TOKENS, SLICE_ENTRIES, ShadowCache, ShadowCaches
 from router.policy.decide import decide
@@ -36,7 +35,7 @@ class Traffic:
     def __init__(self, capacity_tokens: int = 100_000, **limits: Any) -> None:
         self.metrics = Metrics()
         self.shadows = ShadowCaches(
-            self.metrics, lambda one: 4 if one.id == "b" else 1, **{"max_followed_per_s": inf} | limits
+            self.metrics, lambda one: 4 if one.id == "b" else 1, 400_000, **{"max_followed_per_s": inf} | limits
         )
         self.recent = RecentDecisions(size=1, on_decided=self.shadows.decided)
         self.pods = {
@@ -46,7 +45,7 @@ class Traffic:
 
     def decided(
         self, blocks: list[int], turn: int | None = None, name: str = "", plan: Split | None = None
-    ) -> EndedRequest:
+    ) -> tuple[RecordedDecision, PromptPrefix]:
         self.turn = self.turn + 1 if turn is None else turn
         prefix = PromptPrefix(Generation(model="m", block_size_tokens=BLOCK), range(len(blocks) * BLOCK + 1), blocks)
         asked = request(name or f"r{self.turn}")
@@ -56,18 +55,16 @@ class Traffic:
         decision = decide(seen, BY)
         if plan is not None:
             decision = msgspec.structs.replace(decision, candidates=(Candidate(plan, decision.candidates[0].cost, 0),))
-        kept = self.recent.record(seen, decision, BY)
-        outcome = Outcome(id=asked.id, at_s=0.0, model="m", endpoint="chat", result="ok")
-        return EndedRequest(outcome=outcome, recorded=kept, decision=decision, prompt=prefix)
+        return self.recent.record(seen, decision, BY, 0.0), prefix
 
-    def end(self, one: EndedRequest, by: str, cached_tokens: int | None = 0, **facts: Any) -> None:
-        assert one.prompt is not None and one.decision is not None
-        best = one.decision.candidates[0]
-        known = {"served": Candidate(Direct(self.pods[by]), best.cost, 0), "cached_tokens": cached_tokens}
-        outcome = {"prompt_tokens": len(one.prompt.tokens), **known, **facts}
-        usual = {"id": one.outcome.id, "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
-        one.outcome = Outcome(**{**usual, **outcome})
-        self.shadows.ended(one)
+    def end(
+        self, one: tuple[RecordedDecision, PromptPrefix], by: str, cached_tokens: int | None = 0, **facts: Any
+    ) -> None:
+        kept, prefix = one
+        served = Candidate(Direct(self.pods[by]), kept.candidates[0].cost, 0)
+        usual = {"id": kept.scene.request_id, "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
+        usual |= {"served": served, "cached_tokens": cached_tokens, "prompt_tokens": len(prefix.tokens)}
+        self.shadows.ended(Ended(**{**usual, "decision": kept, **facts}), prefix)
 
     def serve(self, blocks: list[int], by: str, cached_tokens: int | None = 0, **facts: Any) -> None:
         self.end(self.decided(blocks), by, cached_tokens, **facts)
@@ -184,8 +181,7 @@ def test_a_split_saves_prefill_on_the_pods_that_compute_prompts() -> None:
     plan = Split(roles["p"], roles["d"])
     for number in range(4):
         one = traffic.decided(hashes(1, 40), plan=plan)
-        assert one.decision is not None
-        traffic.end(one, "p", 640 if number else 0, served=one.decision.candidates[0])
+        traffic.end(one, "p", 640 if number else 0, served=one[0].candidates[0])
     saved = traffic.counted(of_decisions.PREFILL_SAVED_S)
     assert saved["chosen"] == pytest.approx(3 * SLOW.compute_ms(0, 640) / 1000)
     assert saved["round_robin"] == pytest.approx(2 * SLOW.compute_ms(0, 640) / 1000)

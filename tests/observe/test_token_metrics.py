@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
+from router.observe.class_metrics import TokenMetrics
+from router.observe.ended import Ended
 from router.observe.exposition import Registry
-from router.observe.receipts import Outcome
-from router.observe.token_metrics import TokenMetrics
 from router.policy.recording import record
 from router.types import BlocksByTier, PodId, PrefixMatch
 from tests.policy.scenes import BLOCK, held_by_tier, pod, prompt, scene
@@ -36,10 +36,10 @@ class Seen:
         model: str = "m",
     ) -> None:
         served = Candidate(plan, Cost((), (), 0.0), captured)
-        facts = {"id": "r", "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
-        ended = Outcome(**facts, prompt_tokens=100, cached_tokens=delivered, served=served)  # type: ignore[arg-type]
+        facts = {"prompt_tokens": 100, "cached_tokens": delivered, "served": served}
+        ended = Ended("r", 0.0, model, "chat", "ok", workload=LABELS[1], policy=LABELS[2], **facts)  # type: ignore[arg-type]
         seen = record(scene(prompt=PROMPT, match=PrefixMatch(match)))
-        self.metrics.add(ended, (model, *LABELS[1:]), "acme", seen)
+        self.metrics.add(ended, "acme", seen)
 
     def sum(self, name: str, **labels: str) -> float:
         samples = (sample for family in self.registry.collect() for sample in family.samples)

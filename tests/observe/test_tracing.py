@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.observe.tracing import Header, RequestTrace, Tracing
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -42,9 +42,9 @@ class Kept:
     endpoint = "http://collector:4318"
 
     def __init__(self) -> None:
-        self.ended: list[EndedRequest] = []
+        self.ended: list[Ended] = []
 
-    def add(self, trace: RequestTrace, ended: EndedRequest) -> None:
+    def add(self, trace: RequestTrace, ended: Ended) -> None:
         self.ended.append(ended)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ from functools import lru_cache
 import pytest
 
 from router.config.load import shipped
-from router.config.priors import load_priors
+from router.config.models import load_priors
 from router.decision import Pull
 from router.policy.decide import decide
 from router.types import InFlight, Link, Links, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene

@@ -36,7 +36,8 @@ PRICES = """
 from io import StringIO
 from rich.console import Console
 from router.cli.explain_command import page
-from router.observe.receipts import explained, record_decision
+from router.observe.ended import RecordedDecision
+from router.observe.receipts import explained
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.recording import record
 from helm.policy_pages import reference_page, schema_page
@@ -49,7 +50,7 @@ print([(one.pod.id, dict(one.cost.parts)["distance"], expected_ttft_ms(one.cost)
 assert "What does it cost to send work over there?" in reference_page()
 assert '"far_ms"' in schema_page()
 console = Console(width=100, file=StringIO())
-console.print(page(explained(record_decision(record(seen), found, by, 0.0))))
+console.print(page(explained(RecordedDecision.of(record(seen), found, by, 0.0))))
 lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 assert "distance, ms 0.00 7.00" in lines
 assert "= until first token, ms 0.00 7.00" in lines

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.frontends.http.connection import UpstreamTimeouts
+from router.config.schema import Limits
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
-from router.observe.receipts import RecordedDecision
+from router.observe.ended import RecordedDecision
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix
@@ -173,7 +173,9 @@ class Town(CoreOfPods):
     ):
         super().__init__(pods_at(urls), retries=retries, trusts_uuids=trusts_uuids)
         self.made = pods
-        self.pools = UpstreamPools(UpstreamTimeouts(LONGER_S, first_byte_s, LONGER_S))
+        self.pools = UpstreamPools(
+            Limits(connect_timeout_s=LONGER_S, first_byte_timeout_s=first_byte_s, idle_timeout_s=LONGER_S)
+        )
         self.read_prompt: PromptPrefix | None = None
         """The result of `read` for every prompt."""
         self.responses = ResponseLocator(self.fleet, self.state.stored)

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.config.schema import Limits
 from router.errors import RouterError, UpstreamBroken
-from router.frontends.http.connection import READ_PAUSE_BYTES, Connection, UpstreamTimeouts
+from router.frontends.http.connection import READ_PAUSE_BYTES, Connection
 from router.frontends.http.upstream import UpstreamPool
 
-TIMEOUTS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
+TIMEOUTS = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
 BODY = b'data: {"a": 1}\n\ndata: [DONE]\n\n'
 ANSWERS = [
     b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY),

@@ -8,9 +8,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from router.config.schema import Limits
 from router.decision import Direct
 from router.errors import UpstreamBroken
-from router.frontends.http.connection import Connection, UpstreamTimeouts
+from router.frontends.http.connection import Connection
 from router.frontends.http.relay import end_broken_stream, read_all, relay
 from router.frontends.http.upstream import Reply, UpstreamPool
 from router.guards import Bound
@@ -48,7 +49,7 @@ class Pod:
     """The pod's end of a connection without a socket: sent bytes arrive at once."""
 
     def __init__(self, headers: bytes, status: int = 200) -> None:
-        timeouts = UpstreamTimeouts(5, 5, 5)
+        timeouts = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
         self.connection = Connection(asyncio.get_running_loop(), timeouts)
         self.transport = Transport()
         self.connection.connection_made(self.transport)

@@ -18,11 +18,12 @@ from structlog.testing import capture_logs
 from router.decision import Direct, Plan, Split
 from router.errors import UpstreamError
 from router.observe import spans
-from router.observe.receipts import decision_receipt, receipt
+from router.observe.receipts import receipt
 from router.observe.spans import CLOSE_S, SpanExport
 from router.observe.tracing import Tracing
 from router.phases import PHASES
-from router.request.context import RequestContext, outcome_of
+from router.request.context import RequestContext
+from router.request.endings import ended_of
 from router.request.inbound import HeaderList, first_values
 from tests.otlp_receiver import Collector, attributes, collecting
 from tests.proxy.pods import LONGER_S, PATIENCE_S, Client, Town, town
@@ -181,8 +182,7 @@ async def test_the_trace_id_is_in_the_log_and_the_receipt(collector: Collector) 
         unsampled = [(b"traceparent", f"00-{TRACE}-{SPAN}-00".encode())]
         context = traced(pods, tracing, Direct(pods.pod("a")), headers=unsampled)
         await pods.forwarder.forward(context, Client())
-        assert receipt(outcome_of(context, 0.0, 0.0)).trace_id == TRACE
-        assert context.recorded is None or decision_receipt(context.recorded).trace_id == TRACE
+        assert receipt(ended_of(context, "settle", None, 0.0, 0.0)).trace_id == TRACE
         assert json.loads(pods.log_lines[0])["trace_id"] == TRACE
         assert context_at(pods, "a") == f"00-{TRACE}-{SPAN}-00"
     assert not collector.spans

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from router.config.schema import Limits
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.frontends.http import upstream
-from router.frontends.http.connection import READ_PAUSE_BYTES, UpstreamTimeouts
+from router.frontends.http.connection import READ_PAUSE_BYTES
 from router.frontends.http.headers import HeaderRules, request_message
 from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
 from router.request.inbound import Head
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 POD = make_pod(url="http://pod-a")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-GENEROUS = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=5)
+GENEROUS = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
 PATIENCE_S = 5.0
 """Timeout of a test; only a failing test reaches it."""
 
@@ -94,7 +95,7 @@ class ScriptedPod:
 
 @asynccontextmanager
 async def serving(
-    *scripts: Script, timeouts: UpstreamTimeouts = GENEROUS, host: str = "127.0.0.1"
+    *scripts: Script, timeouts: Limits = GENEROUS, host: str = "127.0.0.1"
 ) -> AsyncIterator[tuple[ScriptedPod, UpstreamPool]]:
     pod = ScriptedPod(scripts)
     server = await asyncio.start_server(pod, host, 0)
@@ -550,7 +551,7 @@ async def test_a_reset_does_not_complete_a_response() -> None:
 
 async def test_no_headers_in_time_is_a_timeout_and_closes() -> None:
     """At once."""
-    brief = UpstreamTimeouts(connect_s=5, first_byte_s=0.02, idle_s=5)
+    brief = Limits(connect_timeout_s=5, first_byte_timeout_s=0.02, idle_timeout_s=5)
     async with serving(silent, timeouts=brief) as (pod, pool):
         with pytest.raises(UpstreamTimeout, match="did not respond within"):
             await pool.exchange(message(pool))
@@ -565,7 +566,7 @@ async def test_silence_inside_a_response_is_a_timeout() -> None:
         await call.answer(CHUNKED)
         await call.hung_up()
 
-    brief = UpstreamTimeouts(connect_s=5, first_byte_s=5, idle_s=0.02)
+    brief = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=0.02)
     async with serving(script, timeouts=brief) as (pod, pool):
         reply = await pool.exchange(message(pool))
         assert await reply.read() == b"hello"

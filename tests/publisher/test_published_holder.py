@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 import redis
 from redis.exceptions import RedisError
 
+from router.config.index_schema import Publish
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.cluster import EntryKind
 from router.index.holders import HolderFacts
-from router.publisher.published_holder import MAX_WRITE_BLOCKS, PublishedHolder, PublishState, PublishTiming
+from router.publisher.published_holder import MAX_WRITE_BLOCKS, PublishedHolder, PublishState
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, decode_row, pack_blocks, scope_of, unpack_blocks
@@ -33,8 +34,9 @@ SCOPE = scope_of(GENERATION)
 POD = "pod"
 FACTS = HolderFacts(url="http://pod")
 ROW, LOG = KEYS.holder(SCOPE, POD), KEYS.log(SCOPE)
-LASTING = PublishTiming(holder_ttl_s=8.0, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
-SHORT = PublishTiming(holder_ttl_s=0.5, beat_s=0.1, flush_interval_s=0.002, start_s=0.05, reload_jitter_s=0.02)
+SETTINGS = Publish(heartbeat_s=0.1, flush_interval_ms=2.0, reload_jitter_s=0.02)
+LASTING_S, SHORT_S = 8.0, 0.5
+"""Times after which a holder leaves that is not written."""
 
 
 def stored(chat: int, blocks: int = 3, tier: Tier = Tier.GPU) -> BlocksStored:
@@ -74,14 +76,16 @@ class Scene:
     connection: RedisConnection
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def writer(self, holder_ttl_s: float = 8.0) -> WriterInTurns:
+    def writer(self, holder_ttl_s: float = LASTING_S) -> WriterInTurns:
         return WriterInTurns(self.connection, KEYS, GENERATION, POD, holder_ttl_s)
 
-    def publish(self, timing: PublishTiming = LASTING, goes_on: asyncio.Event | None = None) -> PublishedHolder:
+    def publish(
+        self, ttl_s: float = LASTING_S, goes_on: asyncio.Event | None = None, settings: Publish = SETTINGS
+    ) -> PublishedHolder:
         """Start another publisher of the holder. Its task is the last one."""
-        writer = self.writer(timing.holder_ttl_s)
+        writer = self.writer(ttl_s)
         writer.goes_on = goes_on
-        holder = PublishedHolder(writer, FACTS, timing)
+        holder = PublishedHolder(writer, FACTS, settings, start_s=0.05)
         self.tasks.append(asyncio.create_task(holder.run()))
         return holder
 
@@ -130,7 +134,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     where the server hangs; else they wait for a slow machine."""
     with redis_process() as server, redis.Redis.from_url(server.url, socket_timeout=DEADLINE_S) as client:
         scene = Scene(
-            server, client, RedisConnection(address_of(server.url), timeout_s=getattr(request, "param", DEADLINE_S))
+            server, client, RedisConnection(address_of(server.url, timeout_s=getattr(request, "param", DEADLINE_S)))
         )
         yield scene
         for task in scene.tasks:
@@ -140,9 +144,11 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
         await scene.connection.close()
 
 
-async def publishing(scene: Scene, *chats: int, timing: PublishTiming = LASTING) -> PublishedHolder:
+async def publishing(
+    scene: Scene, *chats: int, ttl_s: float = LASTING_S, settings: Publish = SETTINGS
+) -> PublishedHolder:
     """A publisher that has written these conversations."""
-    holder = scene.publish(timing)
+    holder = scene.publish(ttl_s, settings=settings)
     holder.apply([stored(chat) for chat in chats])
     holder.caught_up(complete=True)
     await until(lambda: holder.state is PublishState.PUBLISHING and scene.has(*chats) and not holder.pending_blocks)
@@ -216,7 +222,7 @@ async def test_stop_removes_the_holder(scene: Scene) -> None:
 
 async def test_lost_events_mark_the_holder_incomplete(scene: Scene) -> None:
     """At once, and complete again after a catch-up."""
-    holder = await publishing(scene, 1, timing=replace(LASTING, beat_s=60.0))
+    holder = await publishing(scene, 1, ttl_s=180.0, settings=SETTINGS.model_copy(update={"heartbeat_s": 60.0}))
     for complete in (False, True):
         holder.caught_up(complete=complete)
         await until(lambda: (row := scene.row()) and row.complete is complete)  # noqa: B023
@@ -233,7 +239,7 @@ async def test_the_newest_publisher_writes_until_it_stops(scene: Scene) -> None:
     first.apply([stored(3)])
     scene.tasks[1].cancel()
     await asyncio.wait([scene.tasks[1]])
-    assert 0 < scene.redis.pttl(ROW) <= 1000 * LASTING.holder_ttl_s
+    assert 0 < scene.redis.pttl(ROW) <= 1000 * LASTING_S
     scene.redis.pexpire(ROW, 1)  # as if that time had passed, for which a machine may also pause
 
     await until(lambda: scene.has(1, 3) and first.state is PublishState.PUBLISHING)
@@ -303,7 +309,7 @@ async def test_writes_are_retried_until_redis_accepts_them(scene: Scene, outage:
 async def test_a_restart_during_a_long_outage_is_published(scene: Scene, outage: str) -> None:
     """Redis has lost the holder; only blocks stored after the restart are written."""
     disturb, mend = OUTAGES[outage]
-    holder = await publishing(scene, 1, 2, timing=SHORT)
+    holder = await publishing(scene, 1, 2, ttl_s=SHORT_S)
     disturb(scene)
     await until(lambda: scene.row() is None and holder.failures)
     holder.restarted()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo, Tenant
-from router.config.schema import AdmissionConfig
 from router.types import InferenceRequest, Links, PodSpeed, PromptPrefix
 from tests.request.memory_front import MemoryExchange
 from tests.request.test_memory_front import PROMPT, TOKEN, Rig

@@ -9,27 +9,25 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quotas
 from router.admission.tenant import Slo
-from router.config.edge_schema import Edge
 from router.config.index_schema import Index
-from router.config.log_schema import UsageFile
-from router.config.model_names import slo_lookup
+from router.config.models import slo_lookup
 from router.config.policy_files import load_classes
-from router.config.schema import AdmissionConfig, Limits, ModelConfig, RouterConfig
+from router.config.schema import Edge, Limits, ModelConfig, RouterConfig, UsageFile
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.index.predicted import Prediction
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.observe.fast_metrics import Labelled
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
-from router.observe.receipt_lines import ReceiptWriter
+from router.observe.receipts import ReceiptWriter, UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
-from router.observe.used_tokens import UsageWriter
 from router.phases import Phases
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -123,7 +121,7 @@ class CoreOfPods:
         if records_all:
             writer = ReceiptWriter(self.receipt_lines.append)
             usage = UsageWriter("process", self.usage_lines.append)
-            self.shadows = ShadowCaches(self.metrics, lambda _pod: 2)
+            self.shadows = ShadowCaches(self.metrics, lambda _pod: 2, 400_000)
         self.recent = RecentDecisions(writer=writer)
         self.state = FleetState(
             fleet=self.fleet,
@@ -141,11 +139,11 @@ class CoreOfPods:
             usage=UsageFile(file="usage.jsonl" if records_all else None),
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )
-        self.ended: list[EndedRequest] = []
+        self.ended: list[Ended] = []
         self.quotas = Quotas()
         log = RequestLog("json", write=self.log_lines.append)
         recording = observers(self.metrics, self.recent, log, usage, self.shadows)
-        recording = replace_field(recording, sinks=[*recording.sinks, self.ended.append])
+        recording = replace_field(recording, sinks=[*recording.sinks, lambda ended, _: self.ended.append(ended)])
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES), slo_lookup(self.config))
         settings = core_settings(
             self.config,

@@ -13,7 +13,8 @@ from router.hashing import hash_array, token_array
 from router.observe.receipts import receipt
 from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
-from router.request.context import RequestContext, outcome_of, ttft_of_one_pod
+from router.request.context import RequestContext, ttft_of_one_pod
+from router.request.endings import ended_of
 from router.request.inbound import Head, HeaderList
 from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, PromptPrefix
 from tests.policy.scenes import pod
@@ -47,7 +48,7 @@ def test_cached_tokens_are_those_of_the_pod_that_computed_the_prompt(
 ) -> None:
     """A decode pod counts handed-over tokens, which are no cache hits."""
     context = responded(plan, handed_over)
-    assert outcome_of(context, 0.0, 0.0).cached_tokens == cached
+    assert ended_of(context, "settle", None, 0.0, 0.0).cached_tokens == cached
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: li
 def test_a_receipt_names_both_pods() -> None:
     """The one that responded, and the prefill pod of a split."""
     contexts = [responded(plan, 16) for plan in (Split(pod("p"), pod("d")), Direct(pod("d")))]
-    split, direct = (receipt(outcome_of(context, 0.0, 0.0)) for context in contexts)
+    split, direct = (receipt(ended_of(context, "settle", None, 0.0, 0.0)) for context in contexts)
     assert (split.pod, split.prefill_pod, split.predicted_cached_tokens) == ("d", "p", 7)
     assert (direct.pod, direct.prefill_pod) == ("d", "")
 

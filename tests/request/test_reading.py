@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.config.schema import Edge, Limits
 from router.endpoints import endpoint_of
 from router.engines.steering import STEERING_FIELDS
 from router.errors import MalformedRequest, NoReadyPod, UnknownModel

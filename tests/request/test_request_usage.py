@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from router.observe.receipts import Failure, Outcome
+from router.observe.ended import Failure
 from router.phases import Phases
 from router.policy.decide import decide
 from router.request.context import RequestContext, counted_output_tokens, counted_prompt_tokens
@@ -15,7 +15,10 @@ from router.request.response_reader import TokenCountingReader
 from router.types import Endpoint, InferenceRequest
 from tests.policy.scenes import POLICIES, pod, ready, scene
 
-REPORT = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":5,"total_tokens":35}}\n\n'
+REPORT = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":5,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}\n\n'
+)
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
 
@@ -24,7 +27,7 @@ def ended(*pieces: bytes, status: int = 200, tries: int = 1, failures: int = 0) 
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"x" * 400, stream=True, tenant="t")
     context = RequestContext(request, Head("r", "POST", b"/", []), Phases(0.0), reader=TokenCountingReader())
     context.candidate = decide(scene(*ready(pod("a"))), POLICIES["least_load"]).candidates[0] if tries else None
-    context.status, context.tries = status, tries
+    context.status, context.tries, context.result = status, tries, "ok"
     context.failures = (Failure("a", "connect_failed"),) * failures
     for piece in pieces:
         context.reader.feed(piece)
@@ -33,18 +36,7 @@ def ended(*pieces: bytes, status: int = 200, tries: int = 1, failures: int = 0) 
 
 def used(context: RequestContext) -> tuple[int, int, tuple[str, ...]]:
     """Prompt tokens, output tokens and estimated fields."""
-    reader = context.reader
-    outcome = Outcome(
-        id="r",
-        at_s=1.0,
-        model="m",
-        endpoint="x",
-        result="ok",
-        served=context.candidate,
-        output_tokens=reader.output_tokens,
-        cached_tokens=4 if reader.output_tokens else None,
-    )
-    found = usage_of(context, outcome)
+    found = usage_of(context, context.reader.output_tokens)
     assert found.prompt_tokens == found.cached_tokens + found.computed_tokens
     return found.prompt_tokens, found.output_tokens, found.estimated
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
-from router.config.schema import AdmissionConfig
 from router.cost_model import PodSpeed
 from router.types import Links
 from tests.request.test_memory_front import CHAT, TOKEN, USAGE, Rig

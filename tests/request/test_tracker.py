@@ -150,7 +150,7 @@ def test_any_order_of_events_leaves_nothing(
         one.play("left", 0, 9.0)
     assert core.is_idle()
     assert len(core.ended) == len(requests)
-    assert all(len(one.outcome.failures) <= one.tries for one in core.ended)
+    assert all(len(one.failures) <= one.tries for one in core.ended)
 
 
 def started(core: CoreOfPods, *names: str, stream: bool = True) -> Tracker:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.config.index_schema import Publish
 from router.feeds.kv_redis import IndexFeed
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.cluster import ClusterIndex
 from router.index.holders import HolderFacts, hashes_by_generation
-from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.publisher.published_holder import PublishedHolder
 from router.stores.holder_writer import HolderWriter
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -33,7 +34,7 @@ BLOCK = 2
 PODS = ("a", "b")
 PROMPTS = ((1, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 4, 9, 9, 9, 9), (5, 5, 5, 5))
 GENERATIONS = tuple(Generation(model="m", revision=name, block_size_tokens=BLOCK) for name in ("r1", "r2"))
-TIMING = PublishTiming(holder_ttl_s=30, beat_s=0.03, flush_interval_s=0.0, start_s=5, reload_jitter_s=0.0)
+SETTINGS = Publish(heartbeat_s=0.03, flush_interval_ms=0.001, reload_jitter_s=0.0)
 NAMESPACES = count()
 
 Chain = tuple[int, ...]
@@ -52,7 +53,7 @@ class World:
 
     def __init__(self, server: RedisProcess) -> None:
         self.keys = Keys(f"test{next(NAMESPACES)}")
-        self.connection = RedisConnection(address_of(server.url), timeout_s=20)
+        self.connection = RedisConnection(address_of(server.url, timeout_s=20))
         self.reader = IndexReader(self.connection, self.keys)
         self.replica = ReplicaStore(ClusterIndex(holder_ttl_s=60), max_age_s=60)
         self.feed = IndexFeed(self.reader, self.replica, lambda generation: generation.model == "m", refresh_s=0.01)
@@ -69,8 +70,8 @@ class World:
     def publish(self, pod: str) -> None:
         """Start a publisher that has all events; previous ones still run and receive events too."""
         generation = self.generation[pod]
-        writer = HolderWriter(self.connection, self.keys, generation, pod, TIMING.holder_ttl_s)
-        holder = PublishedHolder(writer, HolderFacts(url=f"http://{pod}"), TIMING)
+        writer = HolderWriter(self.connection, self.keys, generation, pod, 30.0)
+        holder = PublishedHolder(writer, HolderFacts(url=f"http://{pod}"), SETTINGS, start_s=5.0)
         holder.apply(self.events[pod])
         holder.caught_up(complete=True)
         self.publishers[pod].append(holder)

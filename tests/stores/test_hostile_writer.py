@@ -37,7 +37,7 @@ MIB = 1 << 20
 async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
     """A connection to each installed server."""
     async with RedisServer(str(request.param)) as server:
-        made = RedisConnection(address_of(server.url), timeout_s=20)
+        made = RedisConnection(address_of(server.url, timeout_s=20))
         yield made
         await made.close()
 

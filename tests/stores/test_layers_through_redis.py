@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from loadtest.mock_engine.event_publisher import encode_batch
+from router.config.index_schema import Publish
 from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_redis import IndexFeed
 from router.feeds.self_test import SelfTestTiming
@@ -21,7 +22,7 @@ from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
 from router.index.hit_probe import CacheHabits
 from router.index.holders import HolderFacts, KnownHolder
-from router.publisher.published_holder import PublishedHolder, PublishTiming
+from router.publisher.published_holder import PublishedHolder
 from router.stores.holder_writer import HolderWriter
 from router.stores.index_reader import IndexReader
 from router.stores.prefix_store import ReplicaStore
@@ -37,7 +38,7 @@ from tests.sim.test_layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, serve
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 POD = "pod"
-TIMING = PublishTiming(holder_ttl_s=30, beat_s=0.03, flush_interval_s=0.0, start_s=5, reload_jitter_s=0.0)
+SETTINGS = Publish(heartbeat_s=0.03, flush_interval_ms=0.001, reload_jitter_s=0.0)
 DEADLINE_S = 20.0
 NAMESPACES = count()
 Session: TypeAlias = dict[str, Any]
@@ -57,7 +58,7 @@ class World:
         self.sent = list(requests(session))
         self.block = block_tokens(session)
         self.generation = Generation(model="m", block_size_tokens=self.block)
-        self.connection = RedisConnection(address_of(server.url), timeout_s=20)
+        self.connection = RedisConnection(address_of(server.url, timeout_s=20))
         self.redis: Any = redis.Redis.from_url(server.url)
         self.events: list[KvEvent] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -65,8 +66,8 @@ class World:
 
     def publish(self) -> None:
         """Start a publisher that has all events, as after a replay; it takes over."""
-        writer = HolderWriter(self.connection, self.keys, self.generation, POD, TIMING.holder_ttl_s)
-        self.publisher = PublishedHolder(writer, HolderFacts(url=f"http://{POD}"), TIMING)
+        writer = HolderWriter(self.connection, self.keys, self.generation, POD, 30.0)
+        self.publisher = PublishedHolder(writer, HolderFacts(url=f"http://{POD}"), SETTINGS, start_s=5.0)
         self.publisher.apply(self.events)
         self.publisher.caught_up(complete=True)
         self.tasks.append(asyncio.create_task(self.publisher.run()))

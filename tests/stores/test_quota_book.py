@@ -27,7 +27,7 @@ NOW_MS = 10_000_000
 async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
     """A connection to each installed server."""
     async with RedisServer(str(request.param)) as server:
-        made = RedisConnection(address_of(server.url), timeout_s=20)
+        made = RedisConnection(address_of(server.url, timeout_s=20))
         yield made
         await made.close()
 

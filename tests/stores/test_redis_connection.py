@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from structlog.testing import capture_logs
 
 from router.admission.sharing import CeilingReport, MeterSharing
+from router.config.index_schema import RedisIndex
 from router.errors import ConfigError
 from router.feeds.shared_rows import SharedCalibration, SharedDrains, SharedQuotas, SharedResponses, SharedWork
 from router.fleet.drains import Drain, Drains
@@ -23,7 +25,7 @@ from router.index.stored_responses import StoredResponse
 from router.policy.calibration import Calibration
 from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.index_reader import IndexReader
-from router.stores.redis_connection import RedisConnection, Secret, redis_error_text
+from router.stores.redis_connection import RedisConnection, read_credentials, redis_error_text
 from router.stores.redis_schema import Keys
 from router.types import BlockChange, Generation, InFlight, Tier
 from tests.redis_process import address_of
@@ -60,7 +62,7 @@ def acl_of_the_readme() -> list[str]:
 @asynccontextmanager
 async def connected(url: str, **options: object) -> AsyncIterator[RedisConnection]:
     """A connection with an address from a configuration."""
-    connection = RedisConnection(address_of(url, **options), timeout_s=20)
+    connection = RedisConnection(address_of(url, **options, timeout_s=20))
     try:
         yield connection
     finally:
@@ -114,10 +116,18 @@ async def share_everything(router: RedisConnection) -> None:
 
 def test_files_and_variables_override_the_urls_credentials() -> None:
     """And `tls` also applies to redis://."""
-    address = address_of("redis://me:sesame@one", username_env="HOME", tls={"verify_host": False})
-    assert (address.username, address.password) == (Secret(variable="HOME"), Secret(value="sesame"))
-    assert address.tls["ssl"] and not address.tls["ssl_check_hostname"]
-    assert address_of("rediss://one").tls["ssl_check_hostname"] and not address_of("redis://one").tls
+    config = address_of("redis://me:sesame@one", username_env="HOME", tls={"verify_host": False})
+    assert read_credentials(config) == (os.environ["HOME"], "sesame")
+    secure = options_of(config)
+    assert secure["ssl_cert_reqs"] and not secure["ssl_check_hostname"]
+    assert options_of(address_of("rediss://one"))["ssl_check_hostname"]
+    assert "ssl_check_hostname" not in options_of(address_of("redis://one"))
+
+
+def options_of(config: RedisIndex) -> Mapping[str, Any]:
+    """What a client passes to its connections."""
+    found: Mapping[str, Any] = RedisConnection(config).client.connection_pool.connection_kwargs
+    return found
 
 
 def test_secrets_are_never_printed() -> None:
@@ -125,10 +135,10 @@ def test_secrets_are_never_printed() -> None:
     assert "sesame" not in repr(address_of("redis://me:sesame@one"))
 
 
-@pytest.mark.parametrize("secret", [Secret(file="/no/such/file"), Secret(variable="NO_SUCH_VARIABLE")])
-def test_a_missing_secret_says_whether_a_file_or_a_variable_was_named(secret: Secret) -> None:
+@pytest.mark.parametrize("secret", [{"password_file": "/no/such/file"}, {"username_env": "NO_SUCH_VARIABLE"}])
+def test_a_missing_secret_says_whether_a_file_or_a_variable_was_named(secret: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"Redis credentials: the (file|environment variable) that is named"):
-        secret.read()
+        read_credentials(address_of("redis://one", **secret))
 
 
 # --- deployments ---
@@ -295,9 +305,9 @@ class TestUsers:
 
     async def test_a_missing_secret_at_run_time_is_a_redis_error(self, kind: str, tmp_path: Path) -> None:
         """So that it is retried like any other."""
-        address = replace(address_of("redis://127.0.0.1:1"), password=Secret(file=str(tmp_path / "gone")))
         async with RedisServer(kind, {"requirepass": "old"}) as server:
-            connection = RedisConnection(replace(address, nodes=(("127.0.0.1", server.port),)), timeout_s=20)
+            url, gone = f"redis://127.0.0.1:{server.port}", str(tmp_path / "gone")
+            connection = RedisConnection(address_of(url, password_file=gone, timeout_s=20))
             with pytest.raises(AuthenticationError, match="the file that is named cannot be read: No such file"):
                 await connection.client.ping()
             await connection.close()

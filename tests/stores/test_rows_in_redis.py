@@ -44,7 +44,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[RedisServer]:
 @pytest.fixture
 async def connection(server: RedisServer) -> AsyncIterator[RedisConnection]:
     """A connection to it."""
-    made = RedisConnection(address_of(server.url), timeout_s=20)
+    made = RedisConnection(address_of(server.url, timeout_s=20))
     yield made
     await made.close()
 
@@ -206,7 +206,7 @@ async def test_an_unreadable_row_is_skipped(connection: RedisConnection, row: by
 
 async def test_two_routers_share_their_load_and_keep_their_own_without_redis(server: RedisServer) -> None:
     """A dispatch of one counts for the other until it finishes or Redis fails."""
-    connections = [RedisConnection(address_of(server.url), timeout_s=20) for _ in range(2)]
+    connections = [RedisConnection(address_of(server.url, timeout_s=20)) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
         SharedWork(connection, KEYS, name, ledger, 60)

@@ -17,13 +17,22 @@ import uvicorn
 from loadtest.commands.child_processes import JSON_CALL
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
-from router.config.edge_schema import Edge
+from router.admission.admission_queue import AdmissionConfig
 from router.config.load import shipped
-from router.config.log_schema import Receipts, TracingConfig, UsageFile
+from router.config.models import ModelPrior, load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import ModelPrior, load_priors
-from router.config.schema import AdmissionConfig, ContinuationConfig, Limits, ModelConfig, Probes, RouterConfig
+from router.config.schema import (
+    ContinuationConfig,
+    Edge,
+    Limits,
+    ModelConfig,
+    Receipts,
+    RouterConfig,
+    TracingConfig,
+    UsageFile,
+)
 from router.engines.engine_catalog import ENGINES
+from router.fleet.breaker import Probes
 from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer
@@ -290,7 +299,7 @@ async def listening(
 ) -> AsyncIterator[tuple[DrainingServer, str]]:
     """Run the router; yields its server and URL. `delay_s` and `drain_timeout_s` configure its shutdown."""
     config = uvicorn.Config(
-        program.app,
+        program.edge,
         host=host,
         port=0,
         log_level="critical",

@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
-from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
 from tests.stories.conftest import Chat, Deploy, Deployment
 

@@ -19,10 +19,10 @@ from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
 from router.config.index_schema import Index, Publish, RedisIndex
 from router.config.load import shipped
-from router.config.log_schema import Receipts
+from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import load_priors
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, Receipts, RouterConfig
+from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.agent import Agent

@@ -14,12 +14,12 @@ import pytest
 from loadtest.mock_engine.faults import Fault, FaultKind
 from loadtest.mock_engine.mock_config import HandoffConfig, MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
-from router.config.links import LinkFigures, LinksConfig
 from router.config.load import shipped
+from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import load_priors
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import LinkFigures, LinksConfig, ModelConfig, RouterConfig
 from router.engines.engine_catalog import DIALECTS
+from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.program import Program

@@ -13,10 +13,11 @@ from loadtest.mock_engine import mock_responses
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from router.config.load import shipped
+from router.config.models import ModelPrior
 from router.config.pod_schema import PodConfig
-from router.config.priors import ModelPrior
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
 from router.engines.prometheus import METRICS
+from router.fleet.breaker import Probes
 from router.wiring.program import Program
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from http import HTTPStatus
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from helm.monitoring.metric_catalog import declarations_of
 from loadtest.mock_engine.faults import Fault, FaultKind
 from router.cli import main
-from router.cli.replay import RecordedChoices
+from router.cli.replay import choices
 from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.declared.declaration import MetricKind
 from router.observe.receipts import Explained
@@ -138,7 +139,7 @@ async def test_recorded_decisions_are_replayed(deploy: Deploy, tmp_path: Path) -
         await converse(deployment, opening("tides"), turns=4)
         await asyncio.gather(*(deployment.chat(opening(f"road {number % 3}", 60)) for number in range(12)))
     same, other = (
-        review([(seen.scene(), was, POLICIES[name]) for seen, was, _ in RecordedChoices(file)], name)
+        review([(seen.scene(), was, POLICIES[name]) for seen, was, _ in choices(file, Counter())], name)
         for name in ("cost_aware", "round_robin")
     )
     assert (same.decisions, same.changed) == (16, 0)

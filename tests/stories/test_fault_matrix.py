@@ -14,7 +14,6 @@ import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.schema import Limits
-from router.frontends.http.connection import UpstreamTimeouts
 from router.types import PodState
 from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
 from tests.stories.test_failures import holder_of
@@ -22,7 +21,7 @@ from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-SHORT_TIMEOUTS = UpstreamTimeouts(connect_s=5.0, first_byte_s=0.3, idle_s=0.3)
+SHORT_TIMEOUTS = Limits(connect_timeout_s=5.0, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
 SSE = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 JSON = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 EVENT = 'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -80,7 +79,7 @@ def breaks(deployment: Deployment, at: int, fault: Fault) -> None:
     url, pools = deployment.engines[at].url, deployment.program._pools
     [pod] = [status.pod for status in deployment.program.fleet.snapshot.pods if status.pod.url == url]
     pools.remove(pod.id)
-    pools.of(pod).timeouts = SHORT_TIMEOUTS
+    pools.of(pod).limits = SHORT_TIMEOUTS
 
 
 async def nothing_stays_behind(deployment: Deployment) -> None:

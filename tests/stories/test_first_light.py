@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -15,7 +15,7 @@ import pytest
 
 from loadtest.commands.child_processes import Child, child
 from router.config.certificates import ListenCertificate
-from router.config.listen_schema import ListenTls
+from router.config.schema import ListenTls
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
 from tests.redis_servers.server import TlsFiles, free_port, tls_material
 

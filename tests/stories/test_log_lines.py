@@ -17,9 +17,10 @@ from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from router.config.index_schema import Index, RedisIndex
 from router.config.load import shipped
+from router.config.models import ModelPrior
 from router.config.pod_schema import PodConfig
-from router.config.priors import ModelPrior
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.program import Program
 from tests.policy.scenes import LLAMA_8B

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_fault_matrix import exchange, message, nothing_stays_behind
 

@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
-from router.config.edge_schema import Edge
 from router.config.load import shipped
+from router.config.models import ModelPrior
 from router.config.pod_schema import KvEvents, PodConfig
-from router.config.priors import ModelPrior
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import Edge, ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.wiring.program import Program
 from tests.closed_port import closed_port
 from tests.loaded_tokenizers import loaded_tokenizer

@@ -46,7 +46,7 @@ async def test_responses_that_nobody_reads_are_held_within_the_limit(deploy: Dep
     fault = Fault(kind=FaultKind.RAW, raw=head + "1" * RESPONSE_BYTES, count=None)
     limits = Limits(max_held_bytes=16 * MIB)
     async with deploy(pods=1, limits=limits) as deployment:
-        memory = deployment.program._edge.body_memory
+        memory = deployment.program.edge.body_memory
         deployment.engines[0].inject(fault)
         async with AsyncExitStack() as stack:
             for _ in range(CLIENTS):

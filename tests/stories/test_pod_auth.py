@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
 from loadtest.mock_engine.mock_engine import MockEngine
-from router.config.edge_schema import Edge
+from router.config.schema import Edge
 from tests.stories.conftest import Deploy
 from tests.stories.test_failures import holder_of
 from tests.stories.test_fault_matrix import attempts

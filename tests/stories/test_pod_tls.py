@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from router.config.certificates import tls_of
+from router.config.schema import Limits
 from router.errors import ConfigError, UpstreamError
-from router.frontends.http.connection import UpstreamTimeouts
 from router.frontends.http.upstream import UpstreamPools
 from router.types import PodTls
 from tests.policy.scenes import make_pod
@@ -43,7 +43,7 @@ async def test_requests_and_self_tests_use_the_authority_and_the_certificate(tmp
     """Without a certificate the engine refuses them."""
     files = tls_material(tmp_path)
     own = PodTls(str(files.ca), str(files.certificate), str(files.key))
-    pools = UpstreamPools(UpstreamTimeouts(TIMEOUT_S, TIMEOUT_S, TIMEOUT_S))
+    pools = UpstreamPools(Limits(connect_timeout_s=TIMEOUT_S, first_byte_timeout_s=TIMEOUT_S, idle_timeout_s=TIMEOUT_S))
     async with engine(files) as url:
         assert await pools.fetch(make_pod(url=url, tls=own), "/health", TIMEOUT_S) == b"ok"
         pools.remove("a")

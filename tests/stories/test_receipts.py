@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.commands.simulate_setup import DEFAULT_FLEET, Source, experiment
 from loadtest.simulator.compare import Setting
-from router.observe.receipt_lines import read_receipts
+from router.cli.receipt_files import receipts_of
 from tests.stories.conftest import Chat, Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -30,7 +30,7 @@ async def test_receipts_are_replayed_in_the_simulator(deploy: Deploy, tmp_path: 
         assert (
             await deployment.client.post("/v1/chat/completions", json={"model": "none", "messages": []})
         ).status_code >= 400
-    receipts = read_receipts(file)
+    receipts = receipts_of(file)
     good = [one for one in receipts if one.result == "ok"]
     assert len(good) == 12 and len(receipts) >= 12
     assert "anchors" not in file.read_text() and file.stat().st_mode & 0o077 == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from router.config.log_schema import TracingConfig
+from router.config.schema import TracingConfig
 from router.errors import ConfigError
 from router.phases import PHASES
 from router.wiring.decision_records import build_tracing

@@ -18,9 +18,10 @@ from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from loadtest.mock_engine.vocabulary import WORDS
 from router.config.load import shipped
+from router.config.models import ModelPrior, prior_speed
 from router.config.pod_schema import PodConfig
-from router.config.priors import ModelPrior, prior_speed
-from router.config.schema import CostPrior, ModelConfig, Probes, RouterConfig
+from router.config.schema import CostPrior, ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.policy.calibration import class_key
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer

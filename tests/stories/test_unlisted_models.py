@@ -13,9 +13,10 @@ from structlog.typing import EventDict
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from router.config.load import shipped
+from router.config.models import ModelPrior
 from router.config.pod_schema import PodConfig
-from router.config.priors import ModelPrior
-from router.config.schema import ModelConfig, Probes, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
+from router.fleet.breaker import Probes
 from router.wiring.program import Program
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from router.observe.ended import UsedTokens
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 
@@ -63,11 +62,31 @@ async def leave(deployment: Deployment, text: str, events: int) -> None:
                 return
 
 
-def lines(file: Path) -> list[UsedTokens]:
-    return [msgspec.json.decode(line, type=UsedTokens) for line in file.read_bytes().splitlines()]
+class UsageLine(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of the file."""
+
+    id: str
+    request_id: str
+    at_s: float
+    tenant: str
+    model: str
+    endpoint: str
+    status: int
+    result: str
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    adapter: str = ""
+    ttft_ms: float | None = None
+    estimated: tuple[str, ...] = ()
 
 
-def totals(used: list[UsedTokens]) -> Counter[str]:
+def lines(file: Path) -> list[UsageLine]:
+    return [msgspec.json.decode(line, type=UsageLine) for line in file.read_bytes().splitlines()]
+
+
+def totals(used: list[UsageLine]) -> Counter[str]:
     found: Counter[str] = Counter()
     for one in used:
         assert one.prompt_tokens == one.cached_tokens + one.computed_tokens

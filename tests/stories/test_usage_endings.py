@@ -14,13 +14,12 @@ import httpx
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
-from router.config.schema import AdmissionConfig
 from router.observe.declared import of_requests
-from router.observe.ended import UsedTokens
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
-from tests.stories.test_usage import lines
+from tests.stories.test_usage import UsageLine, lines
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 CLOSED: dict[str, Any] = {
@@ -53,7 +52,7 @@ async def send(deployment: Deployment, headers: dict[str, str] | None = None, **
     return await deployment.client.post(CHAT, json=body(**fields), headers=headers)
 
 
-def endings(found: list[UsedTokens]) -> list[tuple[int, str, int]]:
+def endings(found: list[UsageLine]) -> list[tuple[int, str, int]]:
     """Status, result and output tokens of each line, all of which are of the tenant."""
     assert {one.tenant for one in found} == {"acme"} and len({one.id for one in found}) == len(found)
     return [(one.status, one.result, one.output_tokens) for one in found]
@@ -89,7 +88,7 @@ async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path
         assert (await send(deployment, model="none")).status_code == 404
         assert (await send(deployment, {"x-request-deadline-ms": "0"}, text="late " * 99)).status_code == 503
         assert (await send(deployment)).status_code == 429
-        in_flight = deployment.program._edge.in_flight
+        in_flight = deployment.program.edge.in_flight
         in_flight.add("", 1.0, 2 * in_flight.limit)
         assert (await send(deployment)).status_code == 503
         in_flight.give_back("", 2 * in_flight.limit)

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 OWN = "router/addresses.py"
 EXCEPTIONS = {
     "router/cli/__init__.py": "module:attribute",
-    "router/config/redis_url.py": "user:password",
-    "router/feeds/discovery/kube_facts.py": "the id of a pod and a port",
+    "router/config/index_schema.py": "user:password",
+    "router/feeds/discovery/pod_facts.py": "the id of a pod and a port",
     "router/frontends/extproc/gateway_exchange.py": "the family before a gRPC peer",
     "router/frontends/extproc/messages.py": "the type of a field",
     "loadtest/hostile_soak.py": "the kind of an attack",

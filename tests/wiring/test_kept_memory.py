@@ -15,23 +15,20 @@ import pytest
 
 from router.config.index_schema import Index
 from router.config.load import shipped
-from router.config.log_schema import Log, Receipts
+from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
-from router.config.priors import load_priors
-from router.config.schema import ModelConfig, RouterConfig
+from router.config.schema import Log, ModelConfig, Receipts, RouterConfig
 from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
-from router.frontends.http.exchange import ReceivedRequest
-from router.frontends.http.openai_edge import checked_id
 from router.observe.class_metrics import COUNTED_TENANTS
 from router.observe.exposition import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
-from router.request.inbound import first_values
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
 from router.wiring.tokenizer_files import TokenizerSource
+from tests.api.test_openai_edge import Client
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
 
@@ -76,9 +73,9 @@ class Router:
         self.requests += 1
         body, requests = msgspec.json.encode(fields), self.program.core.requests
         listed = [*headers, (b"x-request-id", f"{self.requests:x<128}".encode())]
-        received = ReceivedRequest("POST", path, path.encode(), listed, first_values(listed), "127.0.0.1", body)
+        client = Client(body, path=path, headers=listed)
         try:
-            context = self.program._edge.admit(received, checked_id(received.named))
+            context = await self.program.edge._read(client.sent_to(self.program.edge))
             await self.program._steps.run(requests.prepare(context))
         except RouterError:
             return
@@ -193,7 +190,7 @@ async def test_memory_is_flat_for_names_at_their_limit(router: Router) -> None:
     before_bytes = kept_bytes()
     await send_all(FILLED)
     assert kept_bytes() - before_bytes < FILLED * MAX_NAME_CHARACTERS / 4
-    assert router.program.records.recent.latest(1)[0].scene.session.startswith(str(2 * FILLED - 1))
+    assert router.program.records.recent.latest(1)[0][0].scene.session.startswith(str(2 * FILLED - 1))
 
 
 async def test_prompt_caches_stay_below_their_limit_which_their_gauge_shows(router: Router) -> None:

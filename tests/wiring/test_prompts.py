@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.config.load import ENGINE_TOKENIZER, shipped
-from router.config.model_names import MAX_NAME_CHARACTERS
+from router.config.models import MAX_NAME_CHARACTERS
 from router.config.schema import ModelConfig, RouterConfig
 from router.errors import RouterError
 from router.frontends.http.upstream import UpstreamPool

@@ -21,11 +21,10 @@ import dns.rdatatype
 import dns.resolver
 
 from router.addresses import read_address
-from router.config.discovery_schema import DNS_PORT, DnsName
+from router.config.pod_schema import DNS_PORT, DnsName
 from router.errors import ConfigError
-from router.feeds.discovery.membership import ListedPod
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.feeds.discovery.pod_facts import discovered_pod
-from router.feeds.discovery.source_status import SourceStatus
 
 MIN_TTL_S, MAX_TTL_S = 1.0, 300.0
 RETRY_S = 2.0

@@ -1,24 +1,22 @@
 """Finds the pods of an InferencePool (Gateway API's inference extension, `inference.networking.k8s.io/v1`): those that
-its `selector` selects, each at its `targetPorts`.
+its `selector` selects, each at its `targetPorts`. Reads its InferenceObjectives: the priority of those that name one.
 
-The pool is read again every `POOL_S`, because it rarely changes; its pods are watched. While it cannot be read, or is
-gone, its last pods stay in use.
+Both are read again every `POOL_S`, because they rarely change; pods are watched. While one cannot be read, or is gone,
+its last pods or priorities stay in use.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 
-from router.feeds.discovery.kube_api import KubeApi, Permission
-from router.feeds.discovery.kube_objects import KubeApiError
+from router.feeds.discovery.kube_api import KubeApi, KubeApiError, Permission
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.feeds.supervise import cancel_all
 from router.guards import Bound
 
@@ -29,6 +27,10 @@ MAX_PORTS, MAX_LABELS = 8, 64
 
 
 _POOL = Bound("InferencePool", 1024 * 1024)
+OBJECTIVE_GROUPS, OBJECTIVES = ("inference.networking.x-k8s.io", "llm-d.ai"), "inferenceobjectives"
+"""That of the inference extension, and llm-d's since its release 0.8. A cluster may have both, one or none."""
+NOT_FOUND = 404
+MAX_OBJECTIVES = 1000
 
 
 class _TargetPort(msgspec.Struct):
@@ -128,3 +130,69 @@ async def _next_before(
         if not upcoming.done():
             upcoming.cancel()
             await asyncio.gather(upcoming, return_exceptions=True)
+
+
+_OBJECTIVES = Bound("InferenceObjectives", 4 * 1024 * 1024, 32 * MAX_OBJECTIVES, b"{")
+
+Priorities: TypeAlias = Mapping[bytes, int]
+"""By name of the objective."""
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _ObjectiveSpec(msgspec.Struct, rename="camel"):
+    pool_ref: _Named
+    priority: int | None = None
+
+
+class _Objective(msgspec.Struct):
+    metadata: _Named
+    spec: _ObjectiveSpec
+
+
+class _Listed(msgspec.Struct):
+    items: Annotated[list[_Objective], msgspec.Meta(max_length=MAX_OBJECTIVES)]
+
+
+_LISTS = msgspec.json.Decoder(_Listed)
+
+
+def read_objectives(body: bytes, pool: str) -> Priorities:
+    """Those of one pool. Raises `ValueError`."""
+    found = (one for one in _OBJECTIVES.json(body, _LISTS).items if one.spec.pool_ref.name == pool)
+    return {one.metadata.name.encode(): one.spec.priority or 0 for one in found}
+
+
+class PoolObjectives:
+    """The objectives of one pool. `priorities` has the latest."""
+
+    def __init__(self, pool: str, namespace: str, api: KubeApi, status: SourceStatus) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._api = api
+        self.status = status
+        self.priorities: Priorities = {}
+
+    async def run(self) -> None:
+        while True:
+            await self._read()
+            await asyncio.sleep(POOL_S)
+
+    async def _read(self) -> None:
+        found: dict[bytes, int] = {}
+        for group in OBJECTIVE_GROUPS:
+            path = f"/apis/{group}/v1alpha2/namespaces/{self._namespace}/{OBJECTIVES}"
+            try:
+                found |= read_objectives(await self._api.get(path, {}), self._pool)
+            except KubeApiError as error:
+                if error.status != NOT_FOUND:  # the cluster lacks this kind of objects
+                    permission = Permission(group, OBJECTIVES, ("list",), self._namespace)
+                    self.status.fail(permission.refusal(path, error))
+                    return
+            except ValueError as error:
+                self.status.fail(f"{path}: {error}")
+                return
+        self.priorities = found
+        self.status.confirm()

@@ -2,6 +2,10 @@
 
 Each namespace is followed by a task of its own. While the API server is away the last pods stay in use. Zone and rack
 are read from the labels of nodes, where permissions allow it.
+
+A pod is used from its first readiness on. While it is not ready it is drained, for a grace period: readiness often
+fails because the engine is busy, and its streams and cached blocks are still there. A terminating pod is drained until
+it is gone.
 """
 
 from __future__ import annotations
@@ -10,29 +14,65 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeAlias
 from urllib.parse import quote
 
 import msgspec
 import structlog
 
-from router.config.discovery_schema import KubernetesPods
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import KubernetesPods, PodConfig
 from router.errors import ConfigError
-from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.kube_facts import ZONE_LABEL, NodePlace, pod_configs, read_keys, unknown_annotations
-from router.feeds.discovery.kube_objects import KubeApiError, KubePod, pod_reader, read_labels
-from router.feeds.discovery.kube_presence import Presence, SeenPod
-from router.feeds.discovery.kube_watch import Collection, KubeWatch
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.kube_api import KubeApi, KubeApiError, KubePod, pod_reader, read_labels
+from router.feeds.discovery.kube_watch import KubeWatch
+from router.feeds.discovery.membership import ListedPod, SourceStatus
+from router.feeds.discovery.pod_facts import ZONE_LABEL, NodePlace, pod_configs, read_keys, unknown_annotations
 from router.feeds.supervise import STEP, cancel_all, loop_time_s, supervise
+from router.fleet.fleet import NOT_READY
 
+TERMINATING = "terminating in Kubernetes"
+
+
+SeenPod: TypeAlias = tuple[PodConfig, KubePod]
+"""A pod at one port, as the cluster reports it."""
 RETRY_S = 30.0
-UNKNOWN = NodePlace()
 MAX_NODES = 10_000
 _DENIED = (401, 403)
 
 log = structlog.get_logger()
+
+
+class Presence:
+    """The pods that are used, and since when they are not ready."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._not_ready_since_s: dict[tuple[str, str], float | None] = {}
+        """When each pod in use became unready, by uid and URL; None while it is ready."""
+        self.next_change_s: float | None = None
+        """When the result changes by time alone."""
+
+    def update(self, seen: Iterable[SeenPod], now_s: float) -> list[ListedPod]:
+        """The pods that are used now. Of two with one URL the last is the one that listens there: a pod keeps its
+        address in the API for a while after another has got it."""
+        before, self._not_ready_since_s = self._not_ready_since_s, {}
+        changes_s, listed = list[float](), list[ListedPod]()
+        for config, pod in sorted(seen, key=lambda each: (not each[1].terminating, each[1].ready, each[1].created)):
+            key = pod.uid, config.url
+            reason = TERMINATING if pod.terminating else "" if pod.ready else NOT_READY
+            if key not in before and reason:
+                continue
+            since_s = None if reason != NOT_READY else before[key] if before[key] is not None else now_s
+            if since_s is not None:
+                if now_s >= since_s + self._grace_s:
+                    continue
+                changes_s.append(since_s + self._grace_s)
+            self._not_ready_since_s[key] = since_s
+            listed.append(ListedPod(config, pod.uid, reason))
+        self.next_change_s = min(changes_s, default=None)
+        return listed
+
+
+UNKNOWN = NodePlace()
 
 
 class NodePlaces:
@@ -116,7 +156,7 @@ class PodReader:
                 if changed % STEP == 0:
                     await asyncio.sleep(0)
             self._built[pod.uid] = known
-            found += (SeenPod(one, pod.uid, pod.ready, pod.terminating, pod.created) for one in known[2])
+            found += ((config, pod) for config in known[2])
         return found
 
     def _configs(
@@ -149,8 +189,7 @@ class KubernetesSource:
         self._reader = PodReader(entry, self._nodes, ports, many_namespaces=many)
         read = pod_reader(read_keys(entry))
         self._watches = [
-            KubeWatch(api, Collection(namespace, entry.selector, read), status, entry.resync_s, self._changed.set)
-            for namespace, status in statuses.items()
+            KubeWatch(api, entry, namespace, read, status, self._changed.set) for namespace, status in statuses.items()
         ]
 
     async def __aiter__(self) -> AsyncGenerator[Sequence[ListedPod], None]:

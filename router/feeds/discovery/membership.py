@@ -4,7 +4,7 @@ Admin calls are one more source and override the others: an added pod replaces a
 pod is ignored until an admin call adds it again or all sources drop its URL. A pod is drained while its source or a
 drain of operators (`fleet/drains.py`) drains it.
 
-A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/discovery_schema.py`,
+A new source is a class with the one method of `PodSource` in a file of its own, a key in `config/pod_schema.py`,
 and a line in `wiring/pod_sources.py`.
 """
 
@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -24,17 +24,56 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import DEFAULT_HANDOFFS, DIALECTS
 from router.errors import ConfigError
-from router.feeds.supervise import STEP, Feeds, in_turns
+from router.feeds.supervise import STEP, Feeds, in_turns, loop_time_s
 from router.fleet.drains import Drains
 from router.fleet.fleet import UNREPORTED, Fleet, PodEvent
 from router.types import Pod, PodId, PodSpeed, PodState, Role
 
-PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
-"""Maps (pod, its models, empty if not reported yet) to speed and KV bytes per token. Raises `ConfigError`."""
-
 ADMIN = "admin calls"
+AS_CONFIGURED = (
+    *("url", "socket", "engine", "role", "pool", "host", "rack", "zone"),
+    *("handoff", "handoff_port", "handoff_hosts", "pulls"),
+)
+"""Fields that a `Pod` has from its definition as they are."""
 
 log = structlog.get_logger()
+
+
+class SourceStatus:
+    """Whether the pods of a source are up to date. Each new error, and its end, is logged."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.error = ""
+        """Why the pods may be outdated; empty if they are not."""
+        self.resync_differences = 0
+        """Pods that a watch had lost and a full list has corrected."""
+        self._confirmed_s: float | None = None
+
+    def read(self) -> None:
+        """The pods were up to date at this moment; an error may last."""
+        self._confirmed_s = loop_time_s()
+
+    def confirm(self) -> None:
+        self.read()
+        if self.error:
+            log.info("pod source available again", source=self.source)
+            self.error = ""
+
+    def fail(self, error: str) -> None:
+        """The pods cannot be read. Those that were read before stay in use."""
+        if error != self.error:
+            log.error("pod source unavailable; its last pods stay in use", source=self.source, error=error)
+            self.error = error
+
+    @property
+    def age_s(self) -> float:
+        """Time since the pods were last up to date; 0 if they were never read."""
+        return 0.0 if self._confirmed_s is None else loop_time_s() - self._confirmed_s
+
+
+PriorOf: TypeAlias = Callable[[PodConfig, tuple[str, ...]], tuple[PodSpeed, int]]
+"""Maps (pod, its models, empty if not reported yet) to speed and KV bytes per token. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +102,47 @@ class ConfiguredPods:
         yield self._pods
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSets:
+    """What decides which pods exist, all by URL. `by_source`: what each source lists, of which a later one wins;
+    `reported`: (uid, engine, ranks) as pods have reported them; `removed`: pods that an admin call removed, and that a
+    source still lists."""
+
+    by_source: Mapping[str, Mapping[str, ListedPod]]
+    reported: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+
+    def with_pods(self, source: str, pods: Iterable[ListedPod]) -> PodSets:
+        """The same with these pods of a source."""
+        return replace(self, by_source={**self.by_source, source: {pod.config.url: pod for pod in pods}})
+
+    def current(self) -> PodSets:
+        """The same without what is known of pods that no source lists any more."""
+        known = set[str]().union(*self.by_source.values())
+        reported = {url: facts for url, facts in self.reported.items() if url in known}
+        return replace(self, reported=reported, removed=self.removed & known)
+
+    def listed(self) -> dict[str, ListedPod]:
+        """The pods that exist."""
+        known = {url: pod for pods in self.by_source.values() for url, pod in pods.items()}
+        return {url: self.completed(pod) for url, pod in known.items() if url not in self.removed}
+
+    def completed(self, listed: ListedPod) -> ListedPod:
+        """The definition with what the pod has reported, where the definition is silent."""
+        uid, engine, dp_size = self.reported.get(listed.config.url, ("", "", 1))
+        if uid != listed.uid:
+            return listed
+        config, given = listed.config, listed.config.model_fields_set
+        facts: dict[str, Any] = {}
+        if engine and engine != config.engine and "engine" not in given:
+            facts["engine"] = engine
+            if config.handoff and config.handoff == DEFAULT_HANDOFFS.get(config.engine):
+                facts["handoff"] = DEFAULT_HANDOFFS.get(engine, config.handoff)
+        if dp_size != config.dp_size and "dp_size" not in given:
+            facts["dp_size"] = dp_size
+        return replace(listed, config=config.model_copy(update=facts)) if facts else listed
+
+
 class Membership:
     """The single owner of the set of pods. `sources` by name; of two pods with one URL the later source wins."""
 
@@ -72,16 +152,12 @@ class Membership:
         self._fleet = fleet
         self._prior = prior
         self._sources = sources
-        self._by_source: dict[str, dict[str, ListedPod]] = {name: {} for name in (*sources, ADMIN)}
-        self._refused: dict[str, frozenset[str]] = {}
-        """Why pods of a source are not used, as logged."""
-        self._removed: frozenset[str] = frozenset()
-        """URLs that an admin call removed and a source still lists."""
-        self._listed: dict[str, ListedPod] = {}
+        self._sets = PodSets(by_source={name: {} for name in (*sources, ADMIN)})
+        self._refused: dict[str, set[tuple[str, str]]] = {}
+        """(URL, error) of the pods of a source that are not used, as logged."""
+        self._listed: Mapping[str, ListedPod] = {}
         self._built: dict[str, tuple[ListedPod, tuple[Pod, ...]]] = {}
         """By URL: a listed pod, and the pods that follow from it and from the models that it has reported."""
-        self._reported: dict[str, tuple[str, str, int]] = {}
-        """By URL: (uid, engine, ranks) as reported by the pod."""
         self.drains = drains or Drains()
         self._drained: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
@@ -112,18 +188,18 @@ class Membership:
 
     def replace(self, source: str, pods: Iterable[ListedPod]) -> None:
         """Replace the pod set of a source. Raises `ConfigError`; the old set stays then."""
-        self._apply({**self._by_source, source: {pod.config.url: pod for pod in pods}}, self._removed)
+        self._apply(self._sets.with_pods(source, pods))
 
     def add(self, pod: PodConfig) -> None:
         """An admin call adds a pod or replaces the one with its URL. Raises `ConfigError`, also for a credential file
         that no other source names: the pod would receive the content of any file."""
-        listed = [known.config for name in self._sources for known in self._by_source[name].values()]
+        listed = [known.config for name in self._sources for known in self._sets.by_source[name].values()]
         if pod.auth is not None and pod.auth not in [known.auth for known in listed]:
             raise ConfigError("auth.bearer_file: admin calls can only name files that a pod of the configuration names")
         if pod.tls is not None and pod.tls not in [known.tls for known in listed]:
             raise ConfigError("tls: admin calls can only name files that a pod of the configuration names")
-        added = {**self._by_source[ADMIN], pod.url: ListedPod(pod)}
-        self._apply({**self._by_source, ADMIN: added}, self._removed - {pod.url})
+        added = {**self._sets.by_source[ADMIN], pod.url: ListedPod(pod)}.values()
+        self._apply(replace(self._sets, removed=self._sets.removed - {pod.url}).with_pods(ADMIN, added))
 
     def remove(self, pod_id: PodId) -> bool:
         """An admin call removes a pod, with all ranks of its URL. False if there is no such pod."""
@@ -131,8 +207,8 @@ class Membership:
         if status is None or status.pod.url not in self._listed:
             return False
         url = status.pod.url
-        added = {known: pod for known, pod in self._by_source[ADMIN].items() if known != url}
-        self._apply({**self._by_source, ADMIN: added}, self._removed | {url})
+        added = [pod for known, pod in self._sets.by_source[ADMIN].items() if known != url]
+        self._apply(replace(self._sets, removed=self._sets.removed | {url}).with_pods(ADMIN, added))
         return True
 
     def report(self, pod: Pod, engine: str, dp_size: int) -> bool:
@@ -141,32 +217,19 @@ class Membership:
         listed = self._listed.get(pod.url)
         if listed is None:
             return False
-        self._reported[pod.url] = listed.uid, engine or pod.engine, dp_size
-        if self._reported[pod.url][1:] != (listed.config.engine, listed.config.dp_size):
-            try:
-                self._apply(self._by_source, self._removed)
-            except ConfigError as error:
-                self._reported.pop(pod.url)
-                log.error("facts that a pod reports cannot be used", pod=pod.id, error=str(error))
+        facts = listed.uid, engine or pod.engine, dp_size
+        sets = replace(self._sets, reported={**self._sets.reported, pod.url: facts})
+        if facts[1:] == (listed.config.engine, listed.config.dp_size):
+            self._sets = sets
+            return self._fleet.same_epoch(pod) is None
+        try:
+            self._apply(sets)
+        except ConfigError as error:
+            log.error("facts that a pod reports cannot be used", pod=pod.id, error=str(error))
         return self._fleet.same_epoch(pod) is None
 
     def describe(self, pod: Pod, facts: PodFacts) -> None:
         self._fleet.describe(pod.id, **{name: getattr(facts, name) for name in UNREPORTED})
-
-    def _completed(self, listed: ListedPod) -> ListedPod:
-        """The definition with what the pod has reported, where the definition is silent."""
-        uid, engine, dp_size = self._reported.get(listed.config.url, ("", "", 1))
-        if uid != listed.uid:
-            return listed
-        config, given = listed.config, listed.config.model_fields_set
-        facts: dict[str, Any] = {}
-        if engine and engine != config.engine and "engine" not in given:
-            facts["engine"] = engine
-            if config.handoff and config.handoff == DEFAULT_HANDOFFS.get(config.engine):
-                facts["handoff"] = DEFAULT_HANDOFFS.get(engine, config.handoff)
-        if dp_size != config.dp_size and "dp_size" not in given:
-            facts["dp_size"] = dp_size
-        return replace(listed, config=config.model_copy(update=facts)) if facts else listed
 
     def refresh_prior(self, pod: Pod) -> None:
         listed, status = self._listed.get(pod.url), self._fleet.status(pod.id)
@@ -177,14 +240,14 @@ class Membership:
             known = next(one for one in self.pods if one.id == pod.id)
             if (known.speed, known.kv_bytes_per_token) != (speed, kv_bytes):
                 self._built.pop(pod.url)
-                self._apply(self._by_source, self._removed)
+                self._apply(self._sets)
         except ConfigError as error:
             log.error("cost prior not updated", pod=pod.id, error=str(error))
 
     async def _follow(self, name: str, source: PodSource) -> None:
         async with aclosing(aiter(source)) as sets:
             async for pods in sets:
-                for step in sets_between(self._by_source[name], pods):
+                for step in sets_between(self._sets.by_source[name], pods):
                     try:
                         self.replace(name, self._usable(name, step))
                     except ConfigError as error:
@@ -194,31 +257,29 @@ class Membership:
 
     def _usable(self, source: str, pods: Iterable[ListedPod]) -> list[ListedPod]:
         """The pods without a mistake: one wrong pod does not hide the others. Each mistake is logged once."""
-        others = [known for name, known in self._by_source.items() if name != source]
+        others = [known for name, known in self._sets.by_source.items() if name != source]
         taken = {pod_id: url for known in others for url, listed in known.items() for pod_id in listed.config.ids}
-        usable, mistakes = [], {}
+        usable, mistakes = [], set[tuple[str, str]]()
         for listed in pods:
             url = listed.config.url
             try:
-                for pod in self._build(self._completed(listed)):
+                for pod in self._build(self._sets.completed(listed)):
                     if taken.setdefault(pod.id, url) != url:
                         raise ConfigError(f"pods: duplicate id {pod.id}; give each pod its own `id`")
                 usable.append(listed)
             except ConfigError as error:
-                mistakes[f"{url}: {error}"] = url, str(error)
-        for mistake in mistakes.keys() - self._refused.get(source, frozenset()):
-            log.error("pod rejected", source=source, url=mistakes[mistake][0], error=mistakes[mistake][1])
-        self._refused[source] = frozenset(mistakes)
+                mistakes.add((url, str(error)))
+        for url, why in mistakes - self._refused.get(source, set()):
+            log.error("pod rejected", source=source, url=url, error=why)
+        self._refused[source] = mistakes
         return usable
 
-    def _apply(self, by_source: dict[str, dict[str, ListedPod]], removed: frozenset[str]) -> None:
-        known = {url: pod for pods in by_source.values() for url, pod in pods.items()}
-        listed = {url: self._completed(pod) for url, pod in known.items() if url not in removed}
+    def _apply(self, sets: PodSets) -> None:
+        """Use these sets. Raises `ConfigError`; the old ones stay then."""
+        listed = sets.listed()
         pods = self._pods_of(listed)
-        self._by_source, self._listed = by_source, listed
-        self._removed = removed & known.keys()
-        self._reported = {url: facts for url, facts in self._reported.items() if url in known}
-        self._built = {url: built for url, built in self._built.items() if url in known}
+        self._sets, self._listed = sets.current(), listed
+        self._built = {url: built for url, built in self._built.items() if url in listed}
         if pods != self.pods:
             self.pods = pods
             self._fleet.sync(pods)
@@ -271,7 +332,7 @@ class Membership:
             self._follow_drain(pod)
         elif new is PodState.GONE:
             self._drained.discard(pod.id)
-            if pod.url not in self._removed:  # else other routers still have it
+            if pod.url not in self._sets.removed:  # else other routers still have it
                 self.drains.forget(pod.id)
 
 
@@ -279,38 +340,24 @@ def configured_pods(
     config: PodConfig, speed: PodSpeed, kv_bytes_per_token: int = 0, *, uid: str = ""
 ) -> tuple[Pod, ...]:
     """The pods of one definition, one per data-parallel rank. 0 KV bytes: unknown."""
+    own = config.speed  # pods with another configured speed share no calibration
+    facts: dict[str, Any] = {name: getattr(config, name) for name in AS_CONFIGURED} | {
+        **config.credentials,
+        "allowed_models": config.models,
+        "hardware": f"speed {own.c0_ms:g} {own.c1_ms_per_token:g} {own.c2_ms_per_token2:g}" if own else config.hardware,
+        "serves_alone": config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
+    }
     return tuple(
         Pod(
             id=pod_id,
-            url=config.url,
             uid=uid,
-            socket=config.socket,
-            **config.credentials,
-            engine=config.engine,
             speed=speed,
-            role=config.role,
             kv_bytes_per_token=kv_bytes_per_token,
-            pool=config.pool,
-            allowed_models=config.models,
-            hardware=_hardware(config),
-            handoff=config.handoff,
-            handoff_port=config.handoff_port,
-            handoff_hosts=config.handoff_hosts,
-            serves_alone=config.role is Role.BOTH or not config.handoff or DIALECTS[config.handoff].serves_alone,
-            pulls=config.pulls,
             dp_rank=rank if config.dp_size > 1 else None,
-            host=config.host,
-            rack=config.rack,
-            zone=config.zone,
+            **facts,
         )
         for rank, pod_id in enumerate(config.ids)
     )
-
-
-def _hardware(config: PodConfig) -> str:
-    """The class of pods that share a calibration. Pods with another configured speed form a class of their own."""
-    own = config.speed
-    return config.hardware if own is None else f"speed {own.c0_ms:g} {own.c1_ms_per_token:g} {own.c2_ms_per_token2:g}"
 
 
 def sets_between(known: Mapping[str, ListedPod], wanted: Sequence[ListedPod]) -> Iterator[list[ListedPod]]:

@@ -13,16 +13,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from router.config.discovery_schema import TargetFile, TargetGroup
 from router.config.load import Document, plain, read_document
 from router.config.mistakes import Location, explain_mistakes
-from router.config.pod_schema import PodConfig
+from router.config.pod_schema import PodConfig, TargetFile, TargetGroup
 from router.config.watched_file import Sleep, WatchedFile, stamp_of
 from router.errors import ConfigError
-from router.feeds.discovery.kube_facts import label_facts
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.pod_facts import Facts, pod_at
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
+from router.feeds.discovery.pod_facts import Facts, label_facts, pod_at
 
 INTERVAL_S = 1.0
 """Time between checks."""

@@ -46,8 +46,10 @@ from router.frontends.admin.views import describe_policies
 from router.frontends.http.app import bare_app, probe_response
 from router.guards import Bound, OutOfBounds
 from router.observe.changes import Change
+from router.observe.ended import RecordedDecision
 from router.observe.exposition import TextFormat, accepted_format
-from router.observe.receipts import RecordedDecision, explained
+from router.observe.receipts import explained
+from router.observe.recent_decisions import Kept
 from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
@@ -235,7 +237,7 @@ class ExplainRoutes:
     """The calls about decisions. `find` returns a decision by request id, `read` parses a body, `preview` decides
     without sending."""
 
-    find: Callable[[str], RecordedDecision | None]
+    find: Callable[[str], Kept | None]
     read: ReadRequest
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
 
@@ -249,7 +251,7 @@ class ExplainRoutes:
                     f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
                     "request was answered without one, for the reason in its log line.",
                 )
-            return Response(msgspec.json.encode(explained(kept)), media_type="application/json")
+            return Response(msgspec.json.encode(explained(*kept)), media_type="application/json")
 
         @router.post("/preview")
         async def preview(request: Request) -> Response:

@@ -13,14 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 
+from starlette.types import ASGIApp
+
 from router.addresses import read_address
+from router.admission.tenant import Admitted
 from router.config.bearer_file import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
 from router.frontends.admin.live_page import PAGE_PATH
 from router.frontends.http.cors import is_foreign_page
-from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.http_edge import HttpEdge
+from router.request.inbound import Head
 
 LOCAL_PEERS = frozenset({"127.0.0.1", "::1"})
 """Other addresses of 127.0.0.0/8 are used by proxies: 127.0.0.6 is Istio's, for requests from other machines."""
@@ -33,36 +36,39 @@ Headers = Mapping[bytes, list[str]]
 class AdminEdge(HttpEdge):
     """Refuses requests by their heads, and closes the connection. `host` is the configured one."""
 
-    def __init__(self, limits: Limits, host: str, bearer: BearerFile | None) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: Limits, own: ASGIApp, host: str, bearer: BearerFile | None) -> None:
+        super().__init__(limits, own)
         self._host = host
         self._bearer = bearer
 
-    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        headers = _by_name(received.headers)
+    def admit(self, head: Head, now_s: float, *, is_next: bool = True) -> tuple[Admitted, RouterError | None]:
+        owner, headers = head.network, _by_name(head.headers)
         try:
-            if not self._is_probe(received):
-                self._check_caller(received, headers)
+            if not self._is_probe(head) and self._check_caller(head, headers):
+                owner = "operators"  # they share no connections with others of their network
         except ClientError as error:
-            return error
-        return super().refusal(received, methods)
+            return Admitted(owner), error
+        return Admitted(owner), self.fault(head)
 
-    def _is_probe(self, received: ReceivedRequest) -> bool:
+    def _is_probe(self, head: Head) -> bool:
         """Whether the request needs no token, because it gets the status alone."""
-        path, has_token = received.path, b"authorization" in received.named
+        path, has_token = head.path, b"authorization" in head.named
         is_status = path == "/livez" or (path == "/readyz" and self._bearer is not None and not has_token)
-        return is_status and received.method in _READS
+        return is_status and head.method in _READS
 
-    def _check_caller(self, received: ReceivedRequest, headers: Headers) -> None:
+    def _check_caller(self, head: Head, headers: Headers) -> bool:
+        """Raises `ClientError` for a caller that is not allowed. Returns whether it has sent a token."""
+        has_token = False
         if self._bearer is None:
-            check_local(headers, received.peer, self._host)
-        elif received.path != PAGE_PATH:
+            check_local(headers, head.peer, self._host)
+        elif head.path != PAGE_PATH:
             check_token(headers, self._bearer)
-            received.owner = "operators"  # they share no connections with others of their network
-        if is_foreign_page(received.named) and not is_followed_link(received, headers):
+            has_token = True
+        if is_foreign_page(head.named) and not is_followed_link(head, headers):
             raise AccessDenied("Requests of web pages from another origin are refused.")
-        if received.method not in _READS:
+        if head.method not in _READS:
             check_content_type(headers)
+        return has_token
 
 
 def check_token(headers: Headers, bearer: BearerFile) -> None:
@@ -95,12 +101,12 @@ def is_own_name(host_header: str, configured: str) -> bool:
         return False
 
 
-def is_followed_link(received: ReceivedRequest, headers: Headers) -> bool:
+def is_followed_link(head: Head, headers: Headers) -> bool:
     """Whether a browser opens the operators' page as a document of its own, from a link. A link sends no Origin; a page
     in a frame has another destination."""
     wanted = {b"sec-fetch-mode": ["navigate"], b"sec-fetch-dest": ["document"]}
     return (
-        (received.path, received.method) == (PAGE_PATH, "GET")
+        (head.path, head.method) == (PAGE_PATH, "GET")
         and b"origin" not in headers
         and all(headers.get(name) == value for name, value in wanted.items())
     )

@@ -22,10 +22,12 @@ from router.config.watched_file import StaleFile
 from router.errors import shortened
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
-from router.frontends.admin.page_figures import SHOWN, MetricRows, MetricsGrowth
-from router.frontends.admin.page_notices import (
+from router.frontends.admin.page_figures import (
     MINUTE_S,
+    SHOWN,
     CountedHistory,
+    MetricRows,
+    MetricsGrowth,
     Notice,
     Present,
     counted_of,
@@ -36,10 +38,9 @@ from router.frontends.admin.page_notices import (
 from router.frontends.admin.views import MetricsPage, pod_rows
 from router.observe.changes import Changes
 from router.observe.declared import of_decisions, of_process, of_requests
+from router.observe.ended import Ended, RecordedDecision
 from router.observe.fast_metrics import Labelled, Labels, Numbers
-from router.observe.hot_prefixes import HotPrefix, PrefixTally
-from router.observe.receipts import RecordedDecision
-from router.observe.recent_decisions import RecentDecisions
+from router.observe.recent_decisions import HotPrefix, PrefixTally, RecentDecisions
 from router.observe.thresholds import SHOWN_SLOWDOWN
 from router.policy.decide import expected_ttft_ms
 from router.policy.price import choice_of
@@ -122,7 +123,7 @@ class PageSource:
                 "pods": pods,
                 "pods_not_shown": hidden,
                 "models": self._models(),
-                "decisions": [decision_row(kept) for kept in reversed(self.recent.latest(MAX_DECISIONS))],
+                "decisions": [decision_row(*kept) for kept in reversed(self.recent.latest(MAX_DECISIONS))],
                 "prefixes": await self._hot_prefixes(),
                 "changes": self.changes.latest(MAX_CHANGES),
                 "hour": list(self.hour),
@@ -148,7 +149,7 @@ class PageSource:
     async def _hot_prefixes(self) -> list[HotPrefix]:
         tally = PrefixTally()
         for number, kept in enumerate(self.recent.latest(MAX_GROUPED)):
-            tally.add(kept)
+            tally.add(*kept)
             if number % SLICE_DECISIONS == SLICE_DECISIONS - 1:
                 await asyncio.sleep(0)
         return tally.hottest()
@@ -266,10 +267,10 @@ def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in ADMIN_ONLY}
 
 
-def decision_row(kept: RecordedDecision) -> dict[str, Any]:
+def decision_row(kept: RecordedDecision, ended: Ended | None) -> dict[str, Any]:
     """A decision in a line: the candidate that served, or the best one while nothing has. A row without a result is
     still being served."""
-    ended, facts = kept.outcome, kept.scene
+    facts = kept.scene
     chosen = (ended.served if ended else None) or kept.candidates[0]
     row = {
         "id": facts.request_id,

@@ -11,7 +11,7 @@ from typing import Any
 
 from router.admission.keys import Tenants
 from router.config.watched_file import WatchedFile
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
@@ -20,8 +20,7 @@ from router.fleet.scaling import ScalingView
 from router.observe.declared import of_pods, of_requests
 from router.observe.exposition import TextFormat
 from router.observe.fast_metrics import Labels
-from router.observe.metrics import Metrics
-from router.observe.pool_metrics import replace_pools
+from router.observe.metrics import Metrics, replace_pools
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.stores.prefix_store import LocalStore

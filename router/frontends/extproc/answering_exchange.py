@@ -41,11 +41,11 @@ class AnsweringExchange(GatewayExchange):
 
     def start(self, status: int, headers: HeaderList) -> None:
         self._answer, self.sends_events = headers, media_type(dict(headers)) == EVENT_STREAM
-        self.received.body = b""
+        self.body = b""
         self._memory.release(self)
         message = ProcessingResponse()
         sent = message.streamed_immediate_response.headers_response.headers.headers
-        for name, value in [(b":status", b"%d" % status), *headers, *self.received.cors_headers]:
+        for name, value in [(b":status", b"%d" % status), *headers]:
             sent.add(key=name, raw_value=value)
         self._send(message)
 

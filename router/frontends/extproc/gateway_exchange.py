@@ -8,6 +8,7 @@ follows it is ignored.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import httptools
 import structlog
 from google.protobuf.message import DecodeError
 
-from router.admission.tenant import OPEN_TENANT, Tenant
+from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.errors import MalformedRequest, RouterError, Stopping
 from router.frontends.body_edits import BodyEdits
 from router.frontends.extproc.messages import (
@@ -39,14 +40,13 @@ from router.frontends.extproc.metadata import (
     peer_in,
     translated,
 )
-from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
-from router.frontends.http.exchange import PROGRESS_BYTES, ReceivedRequest
-from router.frontends.http.http_edge import send_error
+from router.frontends.http.exchange import PROGRESS_BYTES
+from router.frontends.http.http_edge import HttpEdge, send_error
 from router.frontends.http.request_head import read_target
 from router.guards import Bound, OutOfBounds
 from router.request.error_responses import headers_too_large, late_request, too_many_headers
-from router.request.inbound import HeaderList, first_values
+from router.request.inbound import Head, HeaderList, first_values
 from router.request.reading import with_field
 
 log = structlog.get_logger()
@@ -70,7 +70,7 @@ class Modes(NamedTuple):
 class GatewayTerms(NamedTuple):
     """What all requests of gateways have in common. `aliases`: see `translated`. `priority`: see `PickerServer`."""
 
-    app: App
+    edge: HttpEdge
     aliases: Mapping[bytes, bytes]
     priority: Callable[[bytes], int]
     trusts_test_header: bool = False
@@ -98,13 +98,15 @@ class GatewayExchange:
     def __init__(self, call: Any, terms: GatewayTerms) -> None:
         self._call = call
         self._terms = terms
-        self._app = terms.app
-        self._memory, self._limits = terms.app.edge.body_memory, terms.app.edge.limits
+        self._edge = edge = terms.edge
+        self._memory, self._limits = edge.body_memory, edge.limits
         self._bound = Bound("message of a gateway besides its body", self._limits.max_header_bytes + METADATA_BYTES)
         self._task = asyncio.current_task()
-        self.on_disconnect: Callable[[], None] | None = None
         self.modes = Modes()
-        self.received = ReceivedRequest("", "", b"", [], {}, "")
+        self.admitted = Admitted()
+        self.refusal: RouterError | None = None
+        self.body = b""
+        self.is_plain = False
         self.has_body = False
         self.buffered_bytes = 0
         self.arrived_s = 0.0
@@ -112,7 +114,7 @@ class GatewayExchange:
         """Whether the picker ends the stream, and not the gateway."""
         self.was_reset = False
         self.is_picked = self.is_rewritten = False
-        """`is_rewritten`: whether `received.body` is not the client's."""
+        """`is_rewritten`: whether `body` is not the client's."""
         self.response_complete = False
         self.pieces: list[bytes] = []
         self._has_trailers = False
@@ -162,12 +164,12 @@ class GatewayExchange:
         if not first.HasField("request_headers"):
             why = "set processing_mode.request_header_mode to SEND"
             await self._call.abort(grpc.StatusCode.FAILED_PRECONDITION, f"warmroute picker: {why}")
-        methods = self._read_head(first)
+        self._read_head(first)
         try:
-            if self.has_body and self.received.refusal is None and not await self._read_body():
-                self._app.edge.abandoned(self.received)
+            if self.has_body and self.refusal is None and not await self._read_body():
+                self._edge.abandoned(self)
                 return
-            await (self._app.edge.serve(self) if methods else self._app.serve_own(self))
+            await (self._edge.serve(self) if self.head.methods else self._edge.serve_own(self))
         finally:
             self._memory.release(self)
         await self.end()
@@ -190,48 +192,52 @@ class GatewayExchange:
 
     # --- the request ---
 
-    def _read_head(self, message: Any) -> frozenset[str]:
-        """Read and check the headers. Returns the methods of the path, if it is forwarded to pods."""
-        given, room = message.request_headers.headers.headers, self._limits.max_headers + MAX_PSEUDO_HEADERS
+    def _read_head(self, message: Any) -> None:
+        """Read the headers, and see whether the request is admitted."""
+        edge, limits = self._edge, self._limits
+        given, room = message.request_headers.headers.headers, limits.max_headers + MAX_PSEUDO_HEADERS
         pseudo, headers = _split(given[:room])
         self.has_body = not message.request_headers.end_of_stream
         headers = translated(headers, self._terms.aliases)
         named = first_values(headers)
-        method, url = pseudo.get(b":method", b"").decode("latin-1"), pseudo.get(b":path", b"")
         try:
-            path, target, fault = read_target(url)
+            path, target, fault = read_target(pseudo.get(b":path", b""))
         except httptools.HttpParserError:
             path, target, fault = "/", b"/", "Invalid HTTP request: its target is no path or URL."
         if b"upgrade" in named:
             fault = "Connections cannot be upgraded, and websockets are not routed: send no Upgrade header."
         gateway = host_of(unquote(self._call.peer().partition(":")[2]))  # ipv6:%5B::1%5D:4711
         proxies = trusted_proxies(gateway)
-        peer = peer_in(message) or forwarded_for(gateway, headers, proxies)
-        self.received = received = ReceivedRequest(method, path, target, headers, named, peer)
-        received.owner = client_network(received.peer, proxies)
-        received.sees_response = self.answers or self.modes.response != NONE
-        received.pods_allowed = addresses_in(message)
+        peer, allowed = peer_in(message) or forwarded_for(gateway, headers, proxies), addresses_in(message)
         if self._terms.trusts_test_header and (forced := named.get(_TEST_HEADER)):
-            received.pods_allowed = frozenset(forced.decode("latin-1").replace(" ", "").split(","))
-        methods = self._app.edge.methods(path)
-        if len(given) > room:
-            received.refusal = too_many_headers(self._limits)
-        else:
-            received.refusal = MalformedRequest(fault) if fault else self._refusal(methods)
-        return methods
-
-    def _refusal(self, methods: frozenset[str]) -> RouterError | None:
-        received, limits = self.received, self._limits
-        if len(received.headers) > limits.max_headers:
-            return too_many_headers(limits)
-        if sum(len(name) + len(value) for name, value in received.headers) > limits.max_header_bytes:
-            return headers_too_large(limits)
-        refused = self._app.refusal(received, methods)
-        if refused is None and methods and needs_key(received, methods):
-            refused = self._app.edge.tenant_refusal(received)
-        if (objective := received.named.get(OBJECTIVE_HEADER)) and received.tenant is OPEN_TENANT:
-            received.tenant = _open_tenant(self._terms.priority(objective))
-        return refused
+            allowed = frozenset(forced.decode("latin-1").replace(" ", "").split(","))
+        request_id, given_id, trace = edge.identity(headers, named)
+        self.head = head = Head(
+            id=request_id,
+            method=pseudo.get(b":method", b"").decode("latin-1"),
+            target=target,
+            headers=headers,
+            path=path,
+            named=named,
+            methods=edge.methods(path),
+            fault=fault,
+            peer=peer,
+            network=client_network(peer, proxies),
+            given_id=given_id,
+            trace=trace,
+            pods_allowed=allowed,
+        )
+        self.sees_response = self.answers or self.modes.response != NONE
+        if len(given) > room or len(headers) > limits.max_headers:
+            self.refusal = too_many_headers(limits)
+            return
+        if sum(len(name) + len(value) for name, value in headers) > limits.max_header_bytes:
+            self.refusal = headers_too_large(limits)
+            return
+        self.admitted, self.refusal = edge.admit(head, time.time())
+        if (objective := named.get(OBJECTIVE_HEADER)) and self.admitted.tenant is OPEN_TENANT:
+            tenant = _open_tenant(self._terms.priority(objective))
+            self.admitted = Admitted(self.admitted.owner, tenant, self.admitted.hold)
 
     async def _read_body(self) -> bool:
         """Read the body, unless it is refused meanwhile. False if the client left."""
@@ -240,7 +246,7 @@ class GatewayExchange:
         timeout_s, loop, progress_bytes = self._limits.request_timeout_s, asyncio.get_running_loop(), PROGRESS_BYTES
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                while self.received.refusal is None:
+                while self.refusal is None:
                     message = await self.read()
                     if message is None:
                         return False
@@ -252,22 +258,17 @@ class GatewayExchange:
         except TimeoutError:
             self.refuse(late_request(self._limits))
         self._memory.arriving.pop(self, None)
-        sent = self.received.body = b"".join(self.pieces)
+        sent = self.body = b"".join(self.pieces)
         self.pieces = []
-        await self._app.edge.make_plain(self)
-        if (model := self.received.named.get(MODEL_HEADER)) and self.received.refusal is None:
-            await self._rename_model(model.decode("latin-1"))
-        self.is_rewritten = self.received.body is not sent
-        return True
-
-    async def _rename_model(self, model: str) -> None:
-        """Put the model that the gateway wants in place of the client's."""
         try:
-            self.received.body = await _edits.run(
-                self.received.body, partial(with_field, self.received.body, "model", model)
-            )
+            await self._edge.make_plain(self)
+            if (model := self.head.named.get(MODEL_HEADER)) and self.refusal is None:  # it replaces the client's
+                change = partial(with_field, self.body, "model", model.decode("latin-1"))
+                self.body = await _edits.run(self.body, change)
         except MalformedRequest as error:
             self.refuse(error)
+        self.is_rewritten = self.body is not sent
+        return True
 
     def _add(self, message: Any) -> bool:
         """Take a part of the body, or all of it where the gateway buffers. Returns whether it was the last one."""
@@ -283,7 +284,11 @@ class GatewayExchange:
     def refuse(self, error: RouterError) -> None:
         """See `BodyHolder`."""
         self._memory.release(self)
-        self.received.refusal = error
+        self.refusal = error
+
+    def outlives_client(self) -> asyncio.Event:
+        """See `AnyExchange`. The task of a stream that is reset is cancelled."""
+        return asyncio.Event()
 
     # --- the pick ---
 
@@ -306,7 +311,7 @@ class GatewayExchange:
         await self.write(response)
         if self.has_body and not is_buffered:
             await self._send_body(body)
-        self.received.body = b""
+        self.body = b""
         self._memory.release(self)
 
     async def _send_body(self, body: bytes) -> None:
@@ -335,8 +340,7 @@ class GatewayExchange:
     def start(self, status: int, headers: HeaderList) -> None:
         response = ProcessingResponse().immediate_response
         response.status.code = status
-        sent = [*headers, *self.received.cors_headers]
-        set_headers(response.headers, [header for header in sent if header[0] != b"content-length"])
+        set_headers(response.headers, [header for header in headers if header[0] != b"content-length"])
         self._answer = response
 
     def put(self, piece: bytes) -> bool:

@@ -14,14 +14,13 @@ from typing import Any
 import grpc
 
 from router.addresses import join_address
-from router.config.listen_schema import ListenTls
-from router.config.schema import RouterConfig
+from router.config.schema import ListenTls, RouterConfig
 from router.errors import ConfigError
 from router.frontends.extproc.answering_exchange import AnsweringExchange
 from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
 from router.frontends.extproc.metadata import aliases
-from router.frontends.http.app import App
+from router.frontends.http.http_edge import HttpEdge
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 HEALTH_SERVICES = frozenset({b"", b"liveness", b"readiness", b"inference-extension", SERVICE.encode()})
@@ -35,13 +34,13 @@ class PickerServer:
     """The gRPC server. `is_ready`: whether the fleet can serve. `priority`: of requests, by their objective."""
 
     def __init__(
-        self, app: App, config: RouterConfig, is_ready: Callable[[], bool], priority: Callable[[bytes], int]
+        self, edge: HttpEdge, config: RouterConfig, is_ready: Callable[[], bool], priority: Callable[[bytes], int]
     ) -> None:
-        self._app = app
+        self._edge = edge
         self._picker = config.picker
         self._is_ready = is_ready
         names = aliases(config.edge.tenant_header)
-        self._terms = GatewayTerms(app, names, priority, config.picker.test_header)
+        self._terms = GatewayTerms(edge, names, priority, config.picker.test_header)
         self._exchange = AnsweringExchange if config.picker.requests == "picker" else GatewayExchange
         whole_bytes = 0 if self._exchange.answers else config.limits.max_body_bytes
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
@@ -77,7 +76,7 @@ class PickerServer:
 
     async def close(self, delay_s: float, timeout_s: float) -> None:
         """Stop without losing a response."""
-        self._app.is_stopping = True
+        self._edge.is_stopping = True
         await asyncio.sleep(delay_s)
         stopping = asyncio.ensure_future(self._server.stop(timeout_s + 1.0))
         if self._exchanges:

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from router.addresses import join_address, url_address, url_host
-from router.config.listen_schema import PickerListen
+from router.config.schema import PickerListen
 from router.decision import Candidate, Split
 from router.errors import ConnectFailed, NoReadyPod, Overloaded
 from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers
@@ -117,7 +117,7 @@ class PickForwarder(Forwarder):
         if isinstance(plan, Split) and not self._runs_prefill:
             headers.append((PREFILL_HEADER, gateway_address(plan.prefill).encode()))
         body, context.is_picked = changed or context.request.body, True
-        is_changed = body != client.received.body
+        is_changed = body != client.body
         await client.pick(",".join(dict.fromkeys(addresses)), headers, removed, body, is_changed=is_changed)
         context.drop_prompt()
 

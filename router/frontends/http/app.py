@@ -1,33 +1,25 @@
-"""The application of the public listener, and the endpoints that it answers itself, with FastAPI.
+"""The endpoints that the public listener answers itself, with FastAPI.
 
 `EdgeProtocol` takes every request for a pod before FastAPI sees it. The endpoints for operators are in `admin.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import msgspec
-import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from router.admission.gate import AdmissionGate
-from router.admission.tenant import OPEN_TENANT
 from router.engines.forwarded_paths import LORA_PATHS, added_path, changes_engine, meant_hint
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, status_of
 from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
-from router.frontends.http.exchange import ReceivedRequest
-from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.request_head import shown
 from router.request.error_responses import error_body, error_headers, error_object
 
@@ -42,45 +34,6 @@ def probe_response(path: str, *, is_ready: bool) -> Response:
 
 _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
-
-
-class App:
-    """What one listener serves: `edge` takes the requests for pods, `own` answers the others, `gate` checks both."""
-
-    def __init__(self, edge: HttpEdge, own: ASGIApp, gate: AdmissionGate) -> None:
-        self.edge = edge
-        self.gate = gate
-        self.is_stopping = False
-        """Each response closes its connection, so that the client reconnects to another router; `/readyz` fails."""
-        self._own = own
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope.get("method") == "HEAD":
-            scope = {**scope, "method": "GET"}  # the server sends no body
-        await self._own(scope, receive, send)
-
-    async def serve_own(self, client: AnyExchange) -> None:
-        """Answer a request that the edge does not take, unless it was refused meanwhile."""
-        await self.edge.make_plain(client)
-        await (self.edge.serve(client) if client.received.refusal else serve_with(self, client))
-
-    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why a request is refused by its headers; None if it is not. Sets its tenant and owner."""
-        refused = self.edge.refusal(received, methods)
-        if refused is not None or not needs_key(received, methods):
-            return refused
-        admitted = self.gate.admit(received.path, received.named, time.time())
-        if isinstance(admitted, RouterError):
-            return admitted
-        received.tenant = admitted
-        if admitted is not OPEN_TENANT:
-            received.owner = admitted.name
-        return None
-
-
-def needs_key(received: ReceivedRequest, methods: frozenset[str]) -> bool:
-    """Whether only tenants may send the request. `methods`: of its path, if it is forwarded to pods."""
-    return bool(methods) or received.path.startswith("/v1/")
 
 
 def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: _Lifespan, on_refused: OnRefused) -> FastAPI:
@@ -182,50 +135,3 @@ def _forwarding_hint(path: str) -> str:
     except ValueError as error:
         can_add = f"cannot add this one: it {error}"
     return f" The router forwards the OpenAI and Anthropic inference paths; its operator {can_add}."
-
-
-log = structlog.get_logger()
-
-
-async def serve_with(app: ASGIApp, client: AnyExchange) -> None:
-    """Answer with `app`. It is not cancelled when the client disconnects, so that an operator's command is carried out
-    completely; it gets the message `http.disconnect`."""
-    received, gone = client.received, asyncio.Event()
-    client.on_disconnect = gone.set
-    body = [received.body]
-    path, _, query = received.target.partition(b"?")
-    scope: Scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.0" if client.http_1_0 else "1.1",
-        "method": received.method,
-        "scheme": "http",
-        "path": unquote(received.path),
-        "raw_path": path,
-        "query_string": query,
-        "root_path": "",
-        "headers": received.headers,
-        "state": {"tenant": received.tenant},
-    }
-
-    async def receive() -> Message:
-        if body:
-            return {"type": "http.request", "body": body.pop(), "more_body": False}
-        await gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        if client.disconnected:
-            return
-        if message["type"] == "http.response.start":
-            client.start(message["status"], message["headers"])
-            return
-        if (piece := message.get("body")) and not client.put(piece):
-            await client.ready()
-        if not message.get("more_body"):
-            client.finish()
-
-    try:
-        await app(scope, receive, send)
-    except Exception:  # the application has answered
-        log.exception("request failed", path=received.path)

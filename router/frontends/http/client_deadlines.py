@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
+from typing import TYPE_CHECKING
 
-from router.config.schema import Limits
 from router.frontends.http.exchange import MAX_COMPARED
+
+if TYPE_CHECKING:
+    from router.config.schema import Limits
 
 RECHECK_S = 0.005
 """Time for the event loop to read bytes that already arrived."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import httptools
 
+from router.config.schema import Limits
 from router.errors import StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.request.inbound import HeaderList
 from router.types import PodId
@@ -25,6 +25,9 @@ Ready: TypeAlias = Callable[[], Awaitable[None]]
 UpstreamMessage: TypeAlias = bytes | tuple[bytes, bytes]
 """A whole request; a large body follows its head as a piece of its own."""
 
+LARGE_PIECE_BYTES = 32 * 1024
+"""Larger pieces of responses are read in turns, one each time the loop runs: it takes a millisecond to read the tokens
+in 256 KiB, and many pods may send as much at once."""
 READ_PAUSE_BYTES = 256 * 1024
 """Unread bytes of one response above which reading pauses; larger headers are an error, and larger trailers or
 extensions of a chunk."""
@@ -35,25 +38,16 @@ MAX_INTERIM = 16
 _STATUSES = range(100, 600)
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamTimeouts:
-    """Timeouts of one exchange: to connect, for the response headers, and between pieces of body."""
-
-    connect_s: float
-    first_byte_s: float
-    idle_s: float
-
-
 class Connection(asyncio.Protocol):
     """A connection to `pod`, one exchange at a time. Parser callbacks buffer what `head`, `read` and `pour` return.
 
     One timer for each connection checks the deadline of the current wait, at least once in the shortest timeout."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: UpstreamTimeouts, pod: PodId = "") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits, pod: PodId = "") -> None:
         self._loop = loop
         self._pod = pod
-        self._timeouts = timeouts
-        self._shortest_s = min(timeouts.first_byte_s, timeouts.idle_s)
+        self._limits = limits
+        self._shortest_s = min(limits.first_byte_timeout_s, limits.idle_timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_s = 0.0
         self._transport: asyncio.Transport
@@ -161,7 +155,7 @@ class Connection(asyncio.Protocol):
     async def head(self) -> None:
         """Wait for `status` and `headers`. Raises `UpstreamTimeout`, `UpstreamBroken`, or `StaleConnection` when the
         connection closed without a byte. After an exception the connection is closed."""
-        self._deadline_s = self._loop.time() + self._timeouts.first_byte_s
+        self._deadline_s = self._loop.time() + self._limits.first_byte_timeout_s
         try:
             while not self._head_done:
                 if self._lost or self._broken:
@@ -176,7 +170,7 @@ class Connection(asyncio.Protocol):
     async def read(self) -> bytes:
         """All body bytes received since the last call; b"" at the end. Raises `UpstreamTimeout`, `UpstreamBroken`."""
         if not self._chunks:
-            self._deadline_s = self._loop.time() + self._timeouts.idle_s
+            self._deadline_s = self._loop.time() + self._limits.idle_timeout_s
         while not self._chunks:
             if self._complete:
                 return b""
@@ -211,7 +205,7 @@ class Connection(asyncio.Protocol):
 
     def _flush(self, sink: Sink) -> bool:
         """Pass buffered pieces to the sink. Returns False, and pauses reading, when the sink can take no more."""
-        self._deadline_s = self._loop.time() + self._timeouts.idle_s
+        self._deadline_s = self._loop.time() + self._limits.idle_timeout_s
         chunks = self._chunks
         if not chunks:
             return True
@@ -277,9 +271,9 @@ class Connection(asyncio.Protocol):
             self._timer = self._loop.call_later(min(left_s, self._shortest_s), self._check_deadline)
             return
         self._waiter = None  # the exception references frames that reference this connection: a cycle
-        why = f"did not respond within {self._timeouts.first_byte_s:g} s"
+        why = f"did not respond within {self._limits.first_byte_timeout_s:g} s"
         if self._head_done:
-            why = f"sent nothing for {self._timeouts.idle_s:g} s"
+            why = f"sent nothing for {self._limits.idle_timeout_s:g} s"
         waiter.set_exception(UpstreamTimeout(f"pod {self._pod} {why}", pod=self._pod))
 
 

@@ -9,24 +9,22 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 from itertools import islice
 from time import time
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import msgspec
 
-from router.admission.fair_bound import body_memory
-from router.admission.quotas import Hold
-from router.admission.tenant import OPEN_TENANT, Tenant
+from router.admission.fair_bound import FairBound
+from router.admission.tenant import Admitted
 from router.errors import BodyTooLarge, RouterError, Saturated
 from router.frontends.fair_turns import FairTurns
-from router.frontends.http.relay import LARGE_PIECE_BYTES
-from router.request.inbound import EVENT_STREAM, HeaderList, media_type
+from router.frontends.http.connection import LARGE_PIECE_BYTES
+from router.request.inbound import EVENT_STREAM, Head, HeaderList, media_type
 
 MAX_COMPARED = 128
 """Connections, or bodies, that are compared to drop one of them. Comparing thousands would cost milliseconds."""
@@ -51,30 +49,10 @@ def date_line(unix_s: int) -> bytes:
     return b"date: " + formatdate(unix_s, usegmt=True).encode()
 
 
-class ReceivedRequest(msgspec.Struct):
-    method: str
-    path: str
-    target: bytes
-    headers: HeaderList
-    named: Mapping[bytes, bytes]
-    peer: str
-    body: bytes = b""
-    refusal: RouterError | None = None
-    tenant: Tenant = OPEN_TENANT
-    owner: str = ""
-    arriving: Hold | None = None
-    cors_headers: HeaderList = []
-    pods_allowed: frozenset[str] | None = None
-    sees_response: bool = True
-    """Whether its response passes the router."""
-    is_next: bool = True
-    """Whether no earlier request of its connection is being served; others begin when earlier ones have ended."""
-
-
 class BodyHolder(Protocol):
     """A request whose body is buffered; `Exchange` is one."""
 
-    received: ReceivedRequest
+    admitted: Admitted
     arrived_s: float
     """When the last piece arrived."""
     buffered_bytes: int
@@ -85,13 +63,13 @@ class BodyHolder(Protocol):
 
 
 class BodyMemory:
-    """Total size of all buffered request bodies, limited to `max_bytes`.
+    """Total size of all buffered request bodies, limited to the `bound`.
 
     When it is full, bodies that arrive slowly give way: of the owner with the most for its weight, the one that holds
     the most bytes for the longest time without progress."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.bound = body_memory(max_bytes)
+    def __init__(self, bound: FairBound) -> None:
+        self.bound = bound
         self.freed_bytes = 0
         self.arriving: dict[BodyHolder, float] = {}
         """Requests that hold bytes and are not complete, by the time of the first byte, oldest first."""
@@ -103,7 +81,7 @@ class BodyMemory:
     def take(self, holder: BodyHolder, size_bytes: int, max_bytes: int, now_s: float) -> bool:
         """Count a piece of a body, and drop slow ones if necessary. Where there is no room for it, or the body has more
         than `max_bytes`, free the body, refuse the request and return False."""
-        holder.arrived_s, owner, weight = now_s, holder.received.owner, holder.received.tenant.weight
+        holder.arrived_s, owner, weight = now_s, holder.admitted.owner, holder.admitted.tenant.weight
         is_long = holder.buffered_bytes + size_bytes > max_bytes
         if is_long or not (self.bound.take(owner, weight, size_bytes) or self._takes_from_slow(holder, size_bytes)):
             why = f"The request body is larger than {max_bytes} bytes (limits.max_body_bytes)."
@@ -119,50 +97,50 @@ class BodyMemory:
         """Free a body. Idempotent."""
         if holder.buffered_bytes:
             self.arriving.pop(holder, None)
-            self.bound.give_back(holder.received.owner, holder.buffered_bytes)
+            self.bound.give_back(holder.admitted.owner, holder.buffered_bytes)
             self.freed_bytes += holder.buffered_bytes
             holder.buffered_bytes, holder.pieces = 0, []
 
     def _takes_from_slow(self, holder: BodyHolder, size_bytes: int) -> bool:
-        received = holder.received
+        admitted = holder.admitted
         for _ in range(MAX_DROPPED):
             if not self._drop_slowest(holder, size_bytes):
                 return False
-            if self.bound.take(received.owner, received.tenant.weight, size_bytes):
+            if self.bound.take(admitted.owner, admitted.tenant.weight, size_bytes):
                 return True
         return False
 
     def _drop_slowest(self, holder: BodyHolder, size_bytes: int) -> bool:
         now_s, part, must_yield = holder.arrived_s, self.bound.part, self.bound.must_yield
-        taker = holder.received.owner, holder.received.tenant.weight, size_bytes
+        taker = holder.admitted.owner, holder.admitted.tenant.weight, size_bytes
         slow = [
             other
             for other, began_s in islice(self.arriving.items(), MAX_COMPARED)
             if other is not holder
-            and must_yield(other.received.owner, *taker, is_slow=now_s - began_s > SLOW_REQUEST_S)
+            and must_yield(other.admitted.owner, *taker, is_slow=now_s - began_s > SLOW_REQUEST_S)
         ]
         if not slow:
             return False
-        slowest = max(slow, key=lambda one: (part(one.received.owner), (now_s - one.arrived_s) * one.buffered_bytes))
+        slowest = max(slow, key=lambda one: (part(one.admitted.owner), (now_s - one.arrived_s) * one.buffered_bytes))
         self.release(slowest)
         slowest.refuse(Saturated("The body arrived too slowly, and others need memory (limits.max_held_bytes)."))
         return True
 
 
-@dataclass(slots=True, eq=False)
-class ClientConnection:
-    """The parts of a connection that its exchanges use."""
+class ClientConnection(asyncio.Protocol):
+    """What exchanges use of the connection that they are on."""
 
     transport: asyncio.Transport
-    tasks: set[asyncio.Task[Any]]
     loop: asyncio.AbstractEventLoop
-    on_complete: Callable[[], None]
+    tasks: set[asyncio.Task[Any]]
     body_memory: BodyMemory
     turns: FairTurns
     """For the next large piece of a response."""
-    read_paused: bool = False
-    write_paused: bool = False
-    _writable: asyncio.Event = field(default_factory=asyncio.Event)
+    write_paused = read_paused = False
+
+    def response_complete(self) -> None:
+        """Called at the end of each response."""
+        raise NotImplementedError
 
     def pause_reading(self) -> None:
         if not self.read_paused:
@@ -176,11 +154,12 @@ class ClientConnection:
 
     def pause_writing(self) -> None:
         self.write_paused = True
-        self._writable.clear()
+        self._writable = asyncio.Event()
 
     def resume_writing(self) -> None:
-        self.write_paused = False
-        self._writable.set()
+        if self.write_paused:
+            self.write_paused = False
+            self._writable.set()
 
     async def drain(self) -> None:
         await self._writable.wait()
@@ -193,16 +172,23 @@ class Exchange(msgspec.Struct, eq=False):
     """One request and its response. Clients of HTTP/1.0 (`http_1_0`) get no chunks: the end of the connection ends the
     body."""
 
-    received: ReceivedRequest
+    head: Head
+    admitted: Admitted
+    refusal: RouterError | None
+    """Why the request is refused: by its head, or while its body arrives."""
     keep_alive: bool
     http_1_0: bool
-    expects_100: bool
     _connection: ClientConnection
     serve: Serve
     waits_for_body: bool = True
     """Whether it is served when its body is complete; else it is served at once, and its body is dropped."""
-    on_disconnect: Callable[[], None] | None = None
-    """Called when the client disconnects, in place of cancelling the task."""
+    cors_headers: HeaderList = []
+    """Headers of the response for a web page of an allowed origin."""
+    body: bytes = b""
+    """Complete once the request is served."""
+    is_plain: bool = False
+    """Whether its body has been unpacked."""
+    _gone: asyncio.Event | None = None
     began: bool = False
     started: bool = False
     response_complete: bool = False
@@ -215,6 +201,8 @@ class Exchange(msgspec.Struct, eq=False):
     buffered_bytes: int = 0
     arrived_s: float = 0.0
     """When the last piece arrived."""
+    sees_response: ClassVar[bool] = True
+    """Whether the response passes the router."""
     _first: bool = False
     _served: bool = False
     _task: asyncio.Task[None] | None = None
@@ -227,15 +215,16 @@ class Exchange(msgspec.Struct, eq=False):
     def take_turn(self) -> None:
         """Begin: all earlier responses of this connection are complete."""
         self._first = True
-        if self.expects_100 and not self.received.refusal and not self.pieces:
+        expects_100 = self.head.named.get(b"expect", b"").lower() == b"100-continue"
+        if expects_100 and not (self.http_1_0 or self.refusal or self.pieces):
             self._connection.transport.write(_CONTINUE)
-        if not (self.more_body and self.waits_for_body) or self.received.refusal:
+        if not (self.more_body and self.waits_for_body) or self.refusal:
             self._begin()
 
     def add_body(self, piece: bytes, max_bytes: int) -> None:
         """Buffer a piece of the body. If that exceeds a limit, drop the body and refuse the request. The body of a
         request that is refused, or was, is dropped."""
-        if self._served or self.received.refusal is not None or not self.waits_for_body:
+        if self._served or self.refusal is not None or not self.waits_for_body:
             return
         connection, size_bytes = self._connection, len(piece)
         if connection.body_memory.take(self, size_bytes, max_bytes, connection.loop.time()):
@@ -255,14 +244,22 @@ class Exchange(msgspec.Struct, eq=False):
     def refuse(self, error: RouterError) -> None:
         """Answer with this error, without waiting for the rest of the request."""
         if not self.started:
-            self.received.refusal = error
+            self.refusal = error
             if self._first:
                 self._begin()
+
+    def outlives_client(self) -> asyncio.Event:
+        """Serve the request to its end also when its client disconnects: then the event is set."""
+        self._gone = asyncio.Event()
+        return self._gone
 
     def disconnect(self) -> None:
         self.disconnected = True
         if self._task is not None and not self.response_complete:
-            (self.on_disconnect or self._task.cancel)()
+            if self._gone is not None:
+                self._gone.set()
+            else:
+                self._task.cancel()
             if not self.began:  # a task that is cancelled before its first step never runs its `finally`
                 self._connection.tasks.discard(self._task)
 
@@ -270,7 +267,7 @@ class Exchange(msgspec.Struct, eq=False):
         if not self._served:
             self._served = True
             if self.buffered_bytes <= JOINED_INLINE_BYTES:
-                self.received.body = b"".join(self.pieces)
+                self.body = b"".join(self.pieces)
                 self.pieces.clear()
             self._task = self._connection.loop.create_task(self._run())
             self._connection.tasks.add(self._task)
@@ -280,7 +277,7 @@ class Exchange(msgspec.Struct, eq=False):
         try:
             if self.pieces:
                 pieces, self.pieces = self.pieces, []
-                self.received.body = await asyncio.to_thread(b"".join, pieces)
+                self.body = await asyncio.to_thread(b"".join, pieces)
             await self.serve(self)
         finally:
             if self._task is not None:
@@ -305,16 +302,16 @@ class Exchange(msgspec.Struct, eq=False):
 
         Raises `ValueError` if a header contains a line break."""
         self.started = True
-        self.received.body = b""
+        self.body = b""
         self._connection.body_memory.release(self)
-        if self.received.cors_headers:
-            headers = [*headers, *self.received.cors_headers]
+        if self.cors_headers:
+            headers = [*headers, *self.cors_headers]
         named = dict(headers)
         self._content_type = named.get(b"content-type", b"")
         lines = [STATUS_LINES[status], *map(b": ".join, headers)]
         if b"date" not in named:  # a pod's remains (RFC 9110 6.6.1)
             lines.append(date_line(int(time())))
-        if self.received.method == "HEAD" or status in _WITHOUT_BODY:
+        if self.head.method == "HEAD" or status in _WITHOUT_BODY:
             self._expected_bytes = 0
         elif length := named.get(b"content-length"):
             self._expected_bytes = int(length)
@@ -351,7 +348,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self._connection.write_paused:
             self.was_slow = True
             await self._connection.drain()
-        async with self._connection.turns.turn(self.received.tenant, 0, LARGE_PIECE_BYTES):
+        async with self._connection.turns.turn(self.admitted.tenant, 0, LARGE_PIECE_BYTES):
             await asyncio.sleep(0)
 
     def finish(self) -> None:
@@ -363,4 +360,4 @@ class Exchange(msgspec.Struct, eq=False):
         self.response_complete = True
         if self._expected_bytes or not (self.keep_alive or self.more_body):
             self._connection.transport.close()
-        self._connection.on_complete()
+        self._connection.response_complete()

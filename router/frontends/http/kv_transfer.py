@@ -34,8 +34,8 @@ from router.frontends.http.relay import RESPONSE, AnyReply, read_all
 from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
+from router.observe.ended import CLIENT_GONE
 from router.observe.metrics import Metrics
-from router.observe.receipts import CLIENT_GONE
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext

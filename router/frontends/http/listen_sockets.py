@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from router.addresses import join_address
-from router.config.listen_schema import AdminListen
+from router.config.schema import AdminListen
 from router.errors import ConfigError
 
 ALL_ADDRESSES = "::"

@@ -12,16 +12,16 @@ import time
 from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from random import getrandbits
 
 import structlog
 from msgspec.structs import replace
+from starlette.types import ASGIApp
 
 from router.admission.fair_bound import FairBound
-from router.admission.tenant import Tenant
-from router.config.edge_schema import Edge
-from router.config.schema import Limits
+from router.admission.gate import AdmissionGate
+from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
+from router.config.schema import Edge, Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
@@ -29,19 +29,18 @@ from router.frontends.body_edits import BodyEdits
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.cors import CorsPolicy
-from router.frontends.http.exchange import ReceivedRequest
 from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
 from router.frontends.response_locator import ResponseLocator
-from router.index.stored_responses import StoredResponse, id_in_path
-from router.observe.tracing import RequestTrace, Tracing
+from router.index.stored_responses import id_in_path
+from router.observe.tracing import Tracing
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.endings import Endings
-from router.request.error_responses import headers_too_large, stream_error_body
-from router.request.inbound import Head
+from router.request.error_responses import stream_error_body
+from router.request.inbound import Head, HeaderList, Trace
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest, UsageShown
@@ -62,6 +61,8 @@ class OpenAiEdge(HttpEdge):
 
     def __init__(
         self,
+        own: ASGIApp,
+        gate: AdmissionGate,
         forwarder: Forwarder,
         endings: Endings,
         reader: RequestReader,
@@ -69,8 +70,11 @@ class OpenAiEdge(HttpEdge):
         edge: Edge,
         limits: Limits,
         tracing: Tracing | None = None,
+        memory: FairBound | None = None,
     ) -> None:
-        super().__init__(limits, ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods)
+        super().__init__(limits, own, memory)
+        self.methods = ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods
+        self._gate = gate
         self._forwarder = forwarder
         self._endings = endings
         self._reader = reader
@@ -86,128 +90,141 @@ class OpenAiEdge(HttpEdge):
         self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
-    def refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        headers, named, limits = received.headers, received.named, self.limits
-        if not methods:
-            return None  # the listener's own application reads no body
-        if received.is_next and self.in_flight.is_full:
-            return self.in_flight.refusal("", 1.0)
-        if received.method not in methods:
-            return MethodNotAllowed(f"{received.path} does not support {received.method}.", methods)
-        if sum(map(len, chain.from_iterable(headers))) > limits.max_header_bytes:
-            return headers_too_large(limits)
-        if (too_large := super().refusal(received, methods)) is not None:
-            return too_large
+    # --- admission ---
+
+    def identity(self, headers: HeaderList, named: Mapping[bytes, bytes]) -> tuple[str, str, Trace | None]:
+        """The client's request id if it is harmless, else a new one: the id of the trace, if that begins here. Engines
+        build their own ids from it, and vLLM's P2P connector reads the addresses of pods from an id with
+        `___prefill_addr_HOST:PORT`."""
+        trace, given = None, named.get(b"x-request-id", b"")
+        if self._tracing is not None:
+            trace = self._tracing.begin(headers, named)
+        if _SAFE_ID.fullmatch(given):
+            return given.decode(), "", trace
+        begins = trace is not None and not trace.parent_id
+        number = trace.trace_id if trace is not None and begins else f"{getrandbits(128):032x}"
+        return f"req-{number}", given[:MAX_ID_CHARACTERS].decode("latin-1"), trace
+
+    def admit(self, head: Head, now_s: float, *, is_next: bool = True) -> tuple[Admitted, RouterError | None]:
+        """What costs least, and what says least to a stranger, comes first. Last come the share and the quota of its
+        tenant, if the request begins now: it then counts among the concurrent ones of its tenant."""
+        admitted, methods = Admitted(head.network), head.methods
+        if methods and not head.fault:
+            if is_next and self.in_flight.is_full:
+                return admitted, self.in_flight.refusal("", 1.0)
+            if head.method not in methods:
+                return admitted, MethodNotAllowed(f"{head.path} does not support {head.method}.", methods)
+        if methods or head.fault:
+            if fault := self.fault(head):
+                return admitted, fault
+        elif not head.needs_key:
+            return admitted, None
+        tenant = self._gate.admit(head.path, head.named, now_s)
+        if isinstance(tenant, RouterError):
+            return admitted, tenant
+        owner, hold = head.network if tenant is OPEN_TENANT else tenant.name, None
+        admitted = Admitted(owner, tenant)
+        if not (methods and is_next):
+            return admitted, None
+        if not self.in_flight.has_room(owner, tenant.weight, 1):
+            return admitted, self.in_flight.refusal(owner, tenant.weight)
+        if not tenant.quotas:
+            return admitted, None
+        hold = self._endings.receive(tenant, endpoint_of(head.path))
+        return (admitted, hold) if isinstance(hold, RouterError) else (Admitted(owner, tenant, hold), None)
+
+    def fault(self, head: Head) -> RouterError | None:
+        if (found := super().fault(head)) is not None:
+            return found
+        named, headers = head.named, head.headers
         if len(named) != len(headers) and sum(name == b"content-type" for name, _ in headers) > 1:
             return MalformedRequest("There are several Content-Type headers; send one.")
         return None
 
-    def tenant_refusal(self, received: ReceivedRequest) -> RouterError | None:
-        """Why its tenant's share or quota refuses a request before its body is read; None if it does not. The request
-        then counts among the concurrent ones of its tenant."""
-        tenant = received.tenant
-        if not self.in_flight.has_room(received.owner, tenant.weight, 1):
-            return self.in_flight.refusal(received.owner, tenant.weight)
-        if not tenant.quotas:
-            return None
-        found = self._endings.receive(tenant, endpoint_of(received.path))
-        if isinstance(found, RouterError):
-            return found
-        received.arriving = found
-        return None
-
-    def _begin(self, received: ReceivedRequest) -> bool:
-        """Whether the request counts as being served: it is not refused, also not because too many are."""
-        owner, weight = received.owner, received.tenant.weight
-        if received.refusal is None and not self.in_flight.take(owner, weight, 1):
-            received.refusal = self.in_flight.refusal(owner, weight)
-        return received.refusal is None
-
-    def _end(self, received: ReceivedRequest, *, counted: bool) -> None:
-        if counted:
-            self.in_flight.give_back(received.owner, 1)
-        self._endings.has_arrived(received.arriving)
-        received.arriving = None
-        received.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+    # --- requests ---
 
     async def serve(self, client: AnyExchange) -> None:
         """Answer one request. Cancelled when the client disconnects."""
-        received, trace = client.received, None
-        if self._tracing is not None:
-            trace = self._tracing.begin(received.headers, received.named)
-        request_id, counted = checked_id(received.named, trace), self._begin(received)
+        head, admitted, context = client.head, client.admitted, None
+        owner, weight = admitted.owner, admitted.tenant.weight
+        is_counted = client.refusal is None and self.in_flight.take(owner, weight, 1)
+        if client.refusal is None and not is_counted:
+            client.refusal = self.in_flight.refusal(owner, weight)
         try:
-            if (place := self._bursts.place(received.owner)) is not None:
+            if (place := self._bursts.place(owner)) is not None:
                 await place
                 if self.in_flight.is_shared:
-                    async with self.response_turns.turn(received.tenant, 0, len(received.body)):
+                    async with self.response_turns.turn(admitted.tenant, 0, len(client.body)):
                         await asyncio.sleep(0)
-            if b"content-encoding" in received.named or received.body.startswith(BOM_UTF8):
-                await self.make_plain(client)
-            read = await self._read_large(received, request_id) if self._takes_long(received) else None
-            stored = await self._stored(received, request_id, trace)
-            context = self.admit(received, request_id, read, trace, stored.model if stored else "")
-            if stored is not None:
-                context.concerns(stored)
-            if received.arriving is not None:
-                self._endings.has_arrived(received.arriving)
-            if len(received.body) > READ_ALONE_BYTES:
+            context = await self._read(client)
+            self._has_arrived(admitted)
+            if len(client.body) > READ_ALONE_BYTES:
                 await asyncio.sleep(0)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
-                self._fail(client, Stopping("The router is stopping."), request_id, trace)
+                self._answer(client, Stopping("The router is stopping."))
             raise
-        except RouterError as error:
-            self._fail(client, error, request_id, trace)
         except Exception as error:
-            log.exception("request failed", request_id=request_id)
-            self._fail(client, error, request_id, trace)
+            if context is None:
+                self._endings.refused(endpoint_of(head.path), error, head.id, head.trace, admitted.tenant)
+            if not isinstance(error, RouterError):
+                log.exception("request failed", request_id=head.id)
+            self._answer(client, error)
         finally:
-            self._end(received, counted=counted)
+            if is_counted:
+                self.in_flight.give_back(owner, 1)
+            self._has_arrived(admitted)
+            client.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
-    async def _stored(
-        self, received: ReceivedRequest, request_id: str, trace: RequestTrace | None
-    ) -> StoredResponse | None:
-        """The stored response that the path names; None for other paths. Raises `UnknownResponse`."""
-        stored_id = id_in_path(received.path)
-        if not stored_id or received.refusal is not None:
-            return None
+    def _has_arrived(self, admitted: Admitted) -> None:
+        if admitted.hold is not None:
+            self._endings.has_arrived(admitted.hold)
+
+    async def _read(self, client: AnyExchange) -> RequestContext:
+        """Parse and check the request. Raises why it is refused: a `ClientError`, or `NoReadyPod` if no pod of its
+        model has started yet."""
+        head, admitted, request, stored = client.head, client.admitted, None, None
         try:
-            return await self._responses.locate(stored_id, "response_id", received.tenant.name)
-        except RouterError as error:
-            self._endings.refused(Endpoint.OTHER, error, request_id, trace, received.tenant)
-            raise
-
-    def _takes_long(self, received: ReceivedRequest) -> bool:
-        return received.named.get(b"content-type") != _JSON or self._large_bodies.needs_check(received.body)
-
-    async def _read_large(self, received: ReceivedRequest, request_id: str) -> InferenceRequest | None:
-        """The request, if its body is large; else let `admit` read it. Also let `admit` refuse a body that would take
-        long to decode, or a form that may steer the engine."""
-        body, content_type = received.body, received.named.get(b"content-type", b"")
-        is_form = bool(body) and content_type != _JSON and declares_form(content_type)
-        if not (is_form or self._large_bodies.needs_check(body)) or received.refusal is not None:
-            return None
-        endpoint, tenant = endpoint_of(received.path), received.tenant
-        try:
-            if is_form:
-                fields = await self._forms.read(endpoint, body, content_type, tenant)
-                if fields.model:
-                    request = self._reader.read(endpoint, received.named, body, request_id, tenant, fields.model)
-                    return await self._with_usage(received, request, fields)
-            return await self.read(
-                endpoint, received.named, body, request_id, tenant, sees_response=received.sees_response
+            if b"content-encoding" in head.named or client.body.startswith(BOM_UTF8):
+                await self.make_plain(client)
+            if client.refusal is not None:
+                raise client.refusal
+            endpoint, is_json = endpoint_of(head.path), head.named.get(b"content-type") == _JSON
+            if not is_json or self._large_bodies.needs_check(client.body):
+                request = await self._read_large(client, endpoint)
+            if stored_id := id_in_path(head.path):
+                stored = await self._responses.locate(stored_id, "response_id", admitted.tenant.name)
+        finally:
+            phases = Phases(time.monotonic())
+            if head.trace is not None:
+                head.trace.phases = phases
+        if request is None:
+            request = self._reader.read(
+                *(endpoint, head.named, client.body, head.id, admitted.tenant, stored.model if stored else ""),
+                sees_response=client.sees_response,
             )
-        except RouterError as error:
-            received.refusal = error
-            return None
+        context = RequestContext(request, head, phases, admitted.tenant, admitted.owner, reader=reader_of(endpoint))
+        if stored is not None:
+            context.concerns(stored)
+        return context
 
-    async def _with_usage(
-        self, received: ReceivedRequest, request: InferenceRequest, fields: FormFields
-    ) -> InferenceRequest:
+    async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:
+        """The request, if its body is large or a form, by which it may steer an engine; None for others."""
+        head, body, tenant = client.head, client.body, client.admitted.tenant
+        content_type = head.named.get(b"content-type", b"")
+        if body and content_type != _JSON and declares_form(content_type):
+            fields = await self._forms.read(endpoint, body, content_type, tenant)
+            if fields.model:
+                request = self._reader.read(endpoint, head.named, body, head.id, tenant, fields.model)
+                return await self._with_usage(client, request, fields)
+        elif not self._large_bodies.needs_check(body):
+            return None
+        return await self.read(endpoint, head.named, body, head.id, tenant, sees_response=client.sees_response)
+
+    async def _with_usage(self, client: AnyExchange, request: InferenceRequest, fields: FormFields) -> InferenceRequest:
         """The request of a form. A streamed transcription asks for its usage, which its client sees if it asked."""
-        if not (fields.streams and received.sees_response and received.path in _TRANSCRIBING):
+        if not (fields.streams and client.sees_response and client.head.path in _TRANSCRIBING):
             return request
         if fields.asks_usage:
             return replace(request, usage=UsageShown.AT_END)
@@ -231,84 +248,20 @@ class OpenAiEdge(HttpEdge):
             return await self._large_bodies.decode(tenant, body, read, endpoint, named, body, request_id, tenant)
         return read(endpoint, named, body, request_id, tenant)
 
-    def admit(
-        self,
-        received: ReceivedRequest,
-        request_id: str,
-        read: InferenceRequest | None = None,
-        trace: RequestTrace | None = None,
-        model: str = "",
-    ) -> RequestContext:
-        """Parse and check the request, unless it was `read`. `model`: that of a request whose path implies it. Raises
-        `ClientError`, or `NoReadyPod` if no pod of its model has started yet."""
-        phases = Phases(time.monotonic())
-        if trace is not None:
-            trace.phases = phases
-        endpoint = endpoint_of(received.path)
-        try:
-            if received.refusal is not None:
-                raise received.refusal
-            request = read or self._reader.read(
-                endpoint,
-                received.named,
-                received.body,
-                request_id,
-                received.tenant,
-                model,
-                sees_response=received.sees_response,
-            )
-        except Exception as error:
-            self._endings.refused(endpoint, error, request_id, trace, received.tenant)
-            raise
-        given = received.named.get(b"x-request-id")
-        shown_id = given[:MAX_ID_CHARACTERS].decode("latin-1") if given and given != request_id.encode() else ""
-        head = Head(
-            request_id,
-            received.method,
-            received.target,
-            received.headers,
-            received.path,
-            received.named,
-            received.peer,
-            shown_id,
-            trace,
-            received.pods_allowed,
-        )
-        return RequestContext(
-            request,
-            head,
-            phases,
-            reader=reader_of(endpoint),
-            tenant=received.tenant,
-            owner=received.owner,
-        )
-
-    def abandoned(self, received: ReceivedRequest) -> None:
+    def abandoned(self, client: AnyExchange) -> None:
         """Settle a request whose client disconnected before it was served."""
-        self._endings.has_arrived(received.arriving)
-        self._endings.abandoned(endpoint_of(received.path), received.tenant.name)
+        self._has_arrived(client.admitted)
+        self._endings.abandoned(endpoint_of(client.head.path), client.admitted.tenant.name)
 
     def standalone_error(self, error: RouterError) -> bytes:
         self._endings.refused(Endpoint.OTHER, error)
         return super().standalone_error(error)
 
-    def _fail(self, client: AnyExchange, error: Exception, request_id: str, trace: RequestTrace | None) -> None:
-        names_pods = self._edge.route_headers
+    def _answer(self, client: AnyExchange, error: Exception) -> None:
+        head, names_pods = client.head, self._edge.route_headers
         if client.started:
             if client.sends_events and not client.response_complete and isinstance(error, UpstreamError | Stopping):
-                end_broken_stream(client, stream_error_body(error, client.received.path, names_pods=names_pods))
+                end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
             return
-        context = [] if trace is None else [trace.context()]
-        send_error(client, error, (b"x-request-id", request_id.encode()), *context, names_pods=names_pods)
-
-
-def checked_id(named: Mapping[bytes, bytes], trace: RequestTrace | None = None) -> str:
-    """The client's request id if it is harmless, else a new one: the id of the trace, if that begins here. Engines
-    build their own ids from it, and vLLM's P2P connector reads the addresses of pods from an id with
-    `___prefill_addr_HOST:PORT`."""
-    given = named.get(b"x-request-id")
-    if given and _SAFE_ID.fullmatch(given):
-        return given.decode()
-    if trace is not None and not trace.parent_id:
-        return f"req-{trace.trace_id}"
-    return f"req-{getrandbits(128):032x}"
+        trace = [] if head.trace is None else [head.trace.context()]
+        send_error(client, error, (b"x-request-id", head.id.encode()), *trace, names_pods=names_pods)

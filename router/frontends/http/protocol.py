@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from itertools import islice
 from operator import itemgetter
-from typing import Any, cast
+from time import time
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from router.admission.tenant import Admitted
 from router.errors import BodyTooLarge, MalformedRequest, MethodNotAllowed, RouterError
-from router.frontends.http.app import App, needs_key
 from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
 from router.frontends.http.client_deadlines import ClientDeadlines, has_unread
 from router.frontends.http.cors import answer_preflight, is_preflight
@@ -27,12 +29,14 @@ from router.frontends.http.exchange import (
     SLOW_REQUEST_S,
     ClientConnection,
     Exchange,
-    ReceivedRequest,
     Serve,
 )
 from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
 from router.request.error_responses import headers_too_large, late_request, too_many_headers
-from router.request.inbound import HeaderList, first_values
+from router.request.inbound import Head, HeaderList, first_values
+
+if TYPE_CHECKING:
+    from router.frontends.http.http_edge import HttpEdge
 
 LINGER_S = 0.2
 """When the server stops, a connection is closed after being idle for this time."""
@@ -49,8 +53,8 @@ MAX_AHEAD = 64
 piece and would block the event loop for 100 ms."""
 
 
-class EdgeProtocol(asyncio.Protocol):
-    """One client's connection to an `App`. Passed to uvicorn as `http`, which calls the constructor."""
+class EdgeProtocol(ClientConnection):
+    """One client's connection to an `HttpEdge`. Passed to uvicorn as `http`, which calls the constructor."""
 
     def __init__(
         self,
@@ -59,15 +63,15 @@ class EdgeProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        assert isinstance(config.app, App)
-        self.app = config.app
-        self._edge = config.app.edge
+        self.edge = edge = cast("HttpEdge", config.app)
+        self.body_memory, self.turns = edge.body_memory, edge.response_turns
         allowed = config.forwarded_allow_ips
-        self._limits = self._edge.limits
+        self._limits = edge.limits
         self._max_headers = self._limits.max_headers
         self._proxies = trusted_proxies(",".join(allowed) if isinstance(allowed, list) else allowed)
         self._state = server_state
-        self._loop = _loop or asyncio.get_running_loop()
+        self.tasks = server_state.tasks
+        self.loop = _loop or asyncio.get_running_loop()
         self._keep_alive_s = config.timeout_keep_alive
         self.parser = httptools.HttpRequestParser(self)
         self.url = b""
@@ -84,8 +88,8 @@ class EdgeProtocol(asyncio.Protocol):
         self._dropped_bytes = 0
         self._progress_bytes = PROGRESS_BYTES
         """Size of the body at which its client has more time for the rest."""
-        self._rejected = False
-        """Whether further bytes of this client are ignored."""
+        self._is_lost = self._rejected = False
+        """`_rejected`: whether further bytes of this client are ignored."""
         self._host = ""
         """Address of the client, or of a proxy; empty for a Unix socket."""
         self._network = ""
@@ -97,14 +101,10 @@ class EdgeProtocol(asyncio.Protocol):
         connections = self._state.connections
         connections.add(cast(Any, self))
         self._host = host_in(transport.get_extra_info("peername"))
-        edge = self._edge
-        self.connection = ClientConnection(
-            transport, self._state.tasks, self._loop, self._on_response_complete, edge.body_memory, edge.response_turns
-        )
         self._network = client_network(self._host, self._proxies)
-        self._deadlines = ClientDeadlines(self._loop, transport, self._limits, self._keep_alive_s, self._too_late)
+        self._deadlines = ClientDeadlines(self.loop, transport, self._limits, self._keep_alive_s, self._too_late)
         self._set_deadline()
-        edge.newcomers.add(self._leave, self._network)
+        self.edge.newcomers.add(self._leave, self._network)
 
     @property
     def waits_for_head(self) -> bool:
@@ -120,11 +120,11 @@ class EdgeProtocol(asyncio.Protocol):
 
     def _take_place(self, owner: str, weight: float) -> RouterError | None:
         """Count it among those of this owner. Returns why there is no place. A connection that has one keeps it."""
-        places = self._edge.client_connections
+        places = self.edge.client_connections
         if self._owner is None and not (places.has_room(owner, weight, 1) or self._displace(owner, weight)):
             return places.refusal(owner, weight)
         self._give_back_place()
-        self._edge.newcomers.networks.pop(self._leave, None)
+        self.edge.newcomers.networks.pop(self._leave, None)
         places.add(owner, weight, 1)
         self._owner = owner
         return None
@@ -132,7 +132,7 @@ class EdgeProtocol(asyncio.Protocol):
     def _displace(self, owner: str, weight: float) -> bool:
         """Take the place of the connection, of the owner with the most for its weight, that has waited longest for the
         head of a request, or else for the rest. Returns whether there is one among the first `MAX_COMPARED`."""
-        places, slow_s, waiting = self._edge.client_connections, self._loop.time() - SLOW_REQUEST_S, []
+        places, slow_s, waiting = self.edge.client_connections, self.loop.time() - SLOW_REQUEST_S, []
         for other in cast(list[EdgeProtocol], islice(self._state.connections, MAX_COMPARED)):
             if (of := other._owner) is None or not ((is_idle := other.waits_for_head) or other.is_incomplete):
                 continue
@@ -150,12 +150,12 @@ class EdgeProtocol(asyncio.Protocol):
         if last is None or self.waits_for_head:
             self.transport.abort()
         else:
-            self._reject_client(self._edge.client_connections.refusal(owner, last.received.tenant.weight))
+            self._reject_client(self.edge.client_connections.refusal(owner, last.admitted.tenant.weight))
 
     def _give_back_place(self) -> None:
         if self._owner is not None:
-            self._edge.client_connections.give_back(self._owner, 1)
-            self._edge.newcomers.add(self._leave, self._network)
+            self.edge.client_connections.give_back(self._owner, 1)
+            self.edge.newcomers.add(self._leave, self._network)
             self._owner = None
 
     def _leave(self) -> bool:
@@ -196,20 +196,22 @@ class EdgeProtocol(asyncio.Protocol):
             self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
 
     def pause_writing(self) -> None:
-        self.connection.pause_writing()
+        super().pause_writing()
         self._deadlines.await_reading()
 
     def resume_writing(self) -> None:
-        self.connection.resume_writing()
+        super().resume_writing()
         self._deadlines.drained()
 
-    def _on_response_complete(self) -> None:
+    def response_complete(self) -> None:
         """Begin the next request of the pipeline, or wait for one."""
+        if self._is_lost:
+            return
         self._state.total_requests += 1
         if self.transport.is_closing():
             self._deadlines.await_reading()
             return
-        self.connection.resume_reading()
+        self.resume_reading()
         if self._rejected and not self.pipeline:
             self._end_connection()
             return
@@ -246,17 +248,19 @@ class EdgeProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(cast(Any, self))
         self._give_back_place()
-        self._edge.newcomers.networks.pop(self._leave, None)
-        self.connection.resume_writing()
+        self.edge.newcomers.networks.pop(self._leave, None)
+        super().resume_writing()
         self._deadlines.end()
         if self._serving is not None:
             self._serving.disconnect()
         for exchange in dict.fromkeys((self._serving, self.last, *self.pipeline)):
             if exchange is not None and not exchange.began:
-                self._edge.body_memory.release(exchange)
-                if exchange.serve == self._edge.serve:
-                    self._edge.abandoned(exchange.received)
-        self.connection.on_complete = lambda: None  # breaks a reference cycle
+                self.body_memory.release(exchange)
+                if exchange.serve == self.edge.serve:
+                    self.edge.abandoned(exchange)
+        self._is_lost = True
+        self.last = self._serving = None  # breaks a reference cycle
+        self.pipeline.clear()
         del self.parser  # another one
 
     # --- rejected clients ---
@@ -274,7 +278,7 @@ class EdgeProtocol(asyncio.Protocol):
                 last.refuse(error)
             return
         if last is None or not last.more_body:
-            self.transport.write(self._edge.standalone_error(error))
+            self.transport.write(self.edge.standalone_error(error))
         self._end_connection()
 
     def _end_connection(self) -> None:
@@ -319,26 +323,46 @@ class EdgeProtocol(asyncio.Protocol):
         if len(self.pipeline) >= MAX_AHEAD:
             raise MalformedRequest(f"More than {MAX_AHEAD} requests were sent ahead of their responses.")
         self._unread_bytes, self._dropped_bytes, self._progress_bytes = 0, 0, PROGRESS_BYTES
-        version, named = parser.get_http_version(), first_values(headers)
+        edge, version = self.edge, parser.get_http_version()
+        head = self._head(version, first_values(headers))
+        cors_headers = edge.cors.headers_for(head.named.get(b"origin")) if edge.cors else []
+        admitted, refusal, waits_for_body = Admitted(head.network), None, True
+        if cors_headers and is_preflight(head.method, head.named):
+            serve: Serve = answer_preflight
+        else:
+            admitted, refusal = self._admit(head)
+            serve = edge.serve
+            if refusal is None and not head.methods:
+                serve, waits_for_body = edge.serve_own, edge.own_bodies
+        is_1_0 = version == "1.0"
+        ends = is_1_0 or edge.is_stopping or isinstance(refusal, BodyTooLarge)
+        keep_alive = not ends and parser.should_keep_alive()
+        self._open(Exchange(head, admitted, refusal, keep_alive, is_1_0, self, serve, waits_for_body, cors_headers))
+        self.headers = []  # of trailers, which are dropped
+
+    def _head(self, version: str, named: Mapping[bytes, bytes]) -> Head:
+        """The head that was parsed. Raises `MalformedRequest` where it is ambiguous."""
+        edge, headers, peer, network = self.edge, self.headers, self._host, self._network
         check_head(version, headers, named)
         path, target, fault = read_target(self.url)
-        method = parser.get_method().decode("ascii")
-        expects_100 = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"
-        cors_headers = self._edge.cors.headers_for(named.get(b"origin")) if self._edge.cors else []
-        received = ReceivedRequest(method, path, target, headers, named, self._host, cors_headers=cors_headers)
-        waits_for_body = True
-        if cors_headers and is_preflight(method, named):
-            serve: Serve = answer_preflight
-        elif self._is_for_edge(received, fault):
-            serve = self._edge.serve
-        else:
-            serve, waits_for_body = self.app.serve_own, self._edge.own_bodies
-        ends = version == "1.0" or self.app.is_stopping or isinstance(received.refusal, BodyTooLarge)
-        keep_alive = not ends and parser.should_keep_alive()
-        self._open(
-            Exchange(received, keep_alive, version == "1.0", expects_100, self.connection, serve, waits_for_body)
+        if b"x-forwarded-for" in named:
+            peer = forwarded_for(peer, headers, self._proxies)
+            network = client_network(peer, self._proxies)
+        request_id, given_id, trace = edge.identity(headers, named)
+        return Head(
+            id=request_id,
+            method=self.parser.get_method().decode("ascii"),
+            target=target,
+            headers=headers,
+            path=path,
+            named=named,
+            methods=edge.methods(path),
+            fault=fault,
+            peer=peer,
+            network=network,
+            given_id=given_id,
+            trace=trace,
         )
-        self.headers = []  # of trailers, which are dropped
 
     def on_body(self, body: bytes) -> None:
         self._unread_bytes = 0
@@ -350,7 +374,7 @@ class EdgeProtocol(asyncio.Protocol):
             self._progress_bytes += PROGRESS_BYTES
             self._set_deadline()
         if self.pipeline and self.last.buffered_bytes > PIPELINED_BYTES:
-            self.connection.pause_reading()
+            self.pause_reading()
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -362,26 +386,14 @@ class EdgeProtocol(asyncio.Protocol):
 
     # --- exchanges ---
 
-    def _is_for_edge(self, received: ReceivedRequest, fault: str) -> bool:
-        """Whether the edge, for a pod or with a refusal, answers the request. Sets its peer, and its tenant or
-        refusal."""
-        methods = self._edge.methods(received.path)
-        received.refusal = MalformedRequest(fault) if fault else self._refusal(received, methods)
-        return bool(methods) or received.refusal is not None
-
-    def _refusal(self, received: ReceivedRequest, methods: frozenset[str]) -> RouterError | None:
-        """Why the request is refused; None if it is not, and then its connection has a place. Sets its peer, tenant
-        and owner."""
-        received.owner = self._network
-        if b"x-forwarded-for" in received.named:
-            received.peer = forwarded_for(self._host, received.headers, self._proxies)
-            received.owner = client_network(received.peer, self._proxies)
-        received.is_next = self.last is None or self.last.response_complete
-        refused = self.app.refusal(received, methods)
-        if refused is None and methods and received.is_next:
-            refused = self._edge.tenant_refusal(received)
-        is_others = received.owner != self._owner and (self._owner is None or needs_key(received, methods))
-        return self._take_place(received.owner, received.tenant.weight) if refused is None and is_others else refused
+    def _admit(self, head: Head) -> tuple[Admitted, RouterError | None]:
+        """For whom a request comes, and why it is refused; None if it is not, and then its connection has a place."""
+        is_next = self.last is None or self.last.response_complete
+        admitted, refusal = self.edge.admit(head, time(), is_next=is_next)
+        is_others = admitted.owner != self._owner and (self._owner is None or head.needs_key)
+        if refusal is None and is_others:
+            refusal = self._take_place(admitted.owner, admitted.tenant.weight)
+        return admitted, refusal
 
     def _open(self, exchange: Exchange) -> None:
         before, self.last = self.last, exchange
@@ -390,7 +402,7 @@ class EdgeProtocol(asyncio.Protocol):
             exchange.take_turn()
             return
         self.pipeline.append(exchange)
-        if self.app.is_stopping and not before.started:
+        if self.edge.is_stopping and not before.started:
             before.keep_alive = True  # only the last pipelined response may end the connection
         if len(self.pipeline) >= MAX_PIPELINED:
-            self.connection.pause_reading()
+            self.pause_reading()

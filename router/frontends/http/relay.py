@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Protocol
 
 from router.errors import UpstreamBroken, UpstreamError
-from router.frontends.http.connection import Ready, Sink
+from router.frontends.http.connection import LARGE_PIECE_BYTES, Ready, Sink
 from router.guards import Bound, OutOfBounds
 from router.request.continuation.continuing_tracker import ContinuingTracker
 from router.request.inbound import HeaderList, IncomingResponse
@@ -20,9 +20,6 @@ from router.types import PodId
 
 RESPONSE = Bound("response", 16 * 1024 * 1024)
 """To requests of the router itself and prefill requests: it may have the tokens of a prompt, twice."""
-LARGE_PIECE_BYTES = 32 * 1024
-"""Larger pieces of responses are read in turns, one each time the loop runs: it takes a millisecond to read the tokens
-in 256 KiB, and many pods may send as much at once."""
 
 
 class Downstream(Protocol):

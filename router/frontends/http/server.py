@@ -23,9 +23,9 @@ from typing import cast
 import structlog
 import uvicorn
 
-from router.frontends.http.app import App
 from router.frontends.http.client_address import host_in, network_of
 from router.frontends.http.client_deadlines import Newcomers, has_unread
+from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.listen_sockets import address_of
 from router.frontends.http.protocol import EdgeProtocol
 
@@ -99,7 +99,7 @@ log = structlog.get_logger()
 class SocketServer(uvicorn.Server):
     """Serves an application on a bound socket while something else runs."""
 
-    def __init__(self, app: App, sock: socket.socket) -> None:
+    def __init__(self, app: HttpEdge, sock: socket.socket) -> None:
         config = uvicorn.Config(
             app,
             http=EdgeProtocol,
@@ -126,8 +126,8 @@ class SocketServer(uvicorn.Server):
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves an `App`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For the
-    log: `summary` is what it serves; `figures` are numbers of requests."""
+    """Serves an `HttpEdge`, and runs `admin` meanwhile. After SIGTERM it accepts connections for another `delay_s`. For
+    the log: `summary` is what it serves; `figures` are numbers of requests."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if sig == signal.SIGTERM and not self.should_exit:
             self._drains = True
-            cast(App, self.config.app).is_stopping = True
+            cast(HttpEdge, self.config.app).is_stopping = True
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -167,7 +167,7 @@ class DrainingServer(uvicorn.Server):
     def _tls_listener(self, sock: socket.socket, context: ssl.SSLContext) -> TlsListener:
         config, state = self.config, self.server_state
         protocol = partial(EdgeProtocol, config, state, self.lifespan.state)
-        limits = cast(App, config.app).edge.limits
+        limits = cast(HttpEdge, config.app).limits
         handshakes = Newcomers(lambda: limits.max_connections - len(state.connections))
         listener = TlsListener(sock, context, protocol, handshakes)
         listener.open(config.backlog)
@@ -177,7 +177,7 @@ class DrainingServer(uvicorn.Server):
         began_s, delay_s = time.monotonic(), self._delay_s if self._drains else 0.0
         log.info("draining", delay_s=delay_s, timeout_s=self.config.timeout_graceful_shutdown, **self._figures())
         await asyncio.sleep(delay_s)
-        cast(App, self.config.app).is_stopping = True
+        cast(HttpEdge, self.config.app).is_stopping = True
         await self._accept_pending()
         await super().shutdown(sockets)
         await self.admin.close()

@@ -26,7 +26,7 @@ from router.config.pod_keys import key_headers
 from router.config.schema import Limits
 from router.engines.adapter import rank_headers
 from router.errors import ConnectFailed, StaleConnection, UpstreamBroken, UpstreamTimeout, unexpected_status
-from router.frontends.http.connection import Connection, UpstreamMessage, UpstreamTimeouts
+from router.frontends.http.connection import Connection, UpstreamMessage
 from router.frontends.http.headers import HeaderRules, request_head, request_message
 from router.frontends.http.relay import RESPONSE, read_all
 from router.request.inbound import Head, HeaderList
@@ -82,9 +82,7 @@ class Reply:
 class UpstreamPool:
     """Connections to one pod, over the network or over a Unix socket."""
 
-    def __init__(
-        self, pod: PodId, url: str, timeouts: UpstreamTimeouts, socket: str = "", served: Pod | None = None
-    ) -> None:
+    def __init__(self, pod: PodId, url: str, limits: Limits, socket: str = "", served: Pod | None = None) -> None:
         parts = split_url(url)
         self._bearer_file = served.bearer_file if served else ""
         self._bearer_env = served.bearer_env if served else ""
@@ -93,7 +91,7 @@ class UpstreamPool:
             (name.encode(), value.encode()) for name, value in (rank_headers(served) if served else {}).items()
         ]
         self.pod = pod
-        self.timeouts = timeouts
+        self.limits = limits
         self.host_header = parts.netloc.encode()
         self.path_prefix = parts.path.rstrip("/").encode()
         self._host, self._port = url_address(url)
@@ -190,16 +188,16 @@ class UpstreamPool:
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        opened = partial(Connection, loop, self.timeouts, self.pod)
+        opened = partial(Connection, loop, self.limits, self.pod)
         try:
             tls = self._tls.current() if self._tls else None
-            async with asyncio.timeout(self.timeouts.connect_s):
+            async with asyncio.timeout(self.limits.connect_timeout_s):
                 if self._socket:
                     name = self._host if tls else None
                     return (await loop.create_unix_connection(opened, self._socket, ssl=tls, server_hostname=name))[1]
                 return (await loop.create_connection(opened, self._host, self._port, ssl=tls))[1]
         except TimeoutError as error:
-            why = f"not connected within {self.timeouts.connect_s:g} s"
+            why = f"not connected within {self.limits.connect_timeout_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
         except OSError as error:
             local = error.errno in _LOCAL_ERRORS or (isinstance(error, gaierror) and _is_out_of_files())
@@ -239,14 +237,14 @@ class UpstreamPool:
 class UpstreamPools:
     """Pools by pod: opened on first use, closed when the pod is removed."""
 
-    def __init__(self, timeouts: UpstreamTimeouts) -> None:
-        self._timeouts = timeouts
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._pools: dict[PodId, UpstreamPool] = {}
 
     def of(self, pod: Pod) -> UpstreamPool:
         pool = self._pools.get(pod.id)
         if pool is None:
-            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._timeouts, pod.socket, pod)
+            pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._limits, pod.socket, pod)
         return pool
 
     def fetch(self, pod: Pod, path: str, timeout_s: float) -> Awaitable[bytes]:
@@ -262,7 +260,7 @@ class UpstreamPools:
         """GET a URL over a connection of its own: see `UpstreamPool.fetch`."""
         parts = split_url(url)
         base = f"{parts.scheme}://{parts.netloc}"
-        pool = UpstreamPool(base, base, self._timeouts, served=pod)
+        pool = UpstreamPool(base, base, self._limits, served=pod)
         try:
             return await pool.fetch(f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}", timeout_s)
         finally:
@@ -283,11 +281,6 @@ class UpstreamPools:
     def close(self) -> None:
         for pod in list(self._pools):
             self.remove(pod)
-
-
-def upstream_pools(limits: Limits) -> UpstreamPools:
-    timeouts = UpstreamTimeouts(limits.connect_timeout_s, limits.first_byte_timeout_s, limits.idle_timeout_s)
-    return UpstreamPools(timeouts)
 
 
 class UpstreamSender:

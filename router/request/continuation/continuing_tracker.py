@@ -13,7 +13,7 @@ from functools import partial
 
 from router.decision import Candidate, RouteDecision
 from router.errors import ConnectFailed, RouterError, UpstreamBroken, UpstreamError, UsageRefused
-from router.observe.receipts import Failure
+from router.observe.ended import Failure
 from router.policy.decide import expected_ttft_ms
 from router.request.attempt_rules import ContinuationRules
 from router.request.context import RequestContext

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.discovery_schema import DnsName
+from router.config.pod_schema import DnsName
 from router.feeds.discovery.dns_pods import (
     ABSENT_AFTER_S,
     MAX_TTL_S,
@@ -26,8 +26,7 @@ from router.feeds.discovery.dns_pods import (
     DnsUnavailable,
     resolve,
 )
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from tests.virtual_time import run_virtually
 
 NAME = DnsName(name="vllm.ns.svc", port=8000)

@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from pydantic import ValidationError
 
-from router.config.discovery_schema import KubernetesApi, KubernetesPods
+from router.config.pod_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.inference_pool import POOL_S, PoolPods, PoolTarget, read_pool
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
 from tests.virtual_time import run_virtually
 

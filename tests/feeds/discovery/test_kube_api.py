@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from router.config.discovery_schema import KubernetesApi
+from router.config.pod_schema import KubernetesApi
 from router.errors import ConfigError
-from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.kube_objects import KubeApiError
+from router.feeds.discovery.kube_api import KubeApi, KubeApiError
 from router.wiring import pod_sources
 from router.wiring.pod_sources import api_server
 from tests.redis_servers.server import TlsFiles, tls_material

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from router.config.discovery_schema import DiscoveredPods, KubernetesPods
-from router.config.pod_schema import KvEvents, PodConfig
+from router.config.pod_schema import DiscoveredPods, KubernetesPods, KvEvents, PodConfig
 from router.errors import ConfigError
-from router.feeds.discovery.kube_facts import (
+from router.feeds.discovery.kube_api import KubePod, pod_reader
+from router.feeds.discovery.pod_facts import (
     CONVENTIONS,
     MAX_UNKNOWN,
     NodePlace,
@@ -22,7 +22,6 @@ from router.feeds.discovery.kube_facts import (
     read_keys,
     unknown_annotations,
 )
-from router.feeds.discovery.kube_objects import KubePod, pod_reader
 from router.types import Role
 from tests.pace import Stopwatch
 

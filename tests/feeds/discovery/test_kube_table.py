@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from router.config.pod_schema import PodConfig
-from router.feeds.discovery.kube_objects import Bookmark, Changed, Deleted, KubePod, read_page
-from router.feeds.discovery.kube_presence import Presence, SeenPod
-from router.feeds.discovery.kube_table import PodTable, WatchPlan
-from router.feeds.discovery.kube_watch import PAGE
+from router.feeds.discovery.kube_api import KubePod, WatchEvent, read_page
+from router.feeds.discovery.kube_watch import PAGE, PodTable, WatchPlan
+from router.feeds.discovery.kubernetes_pods import Presence
 from tests.pace import Stopwatch
 
 KEY = ("ns", "a")
@@ -28,32 +28,32 @@ def table() -> PodTable:
 def test_an_event_does_not_bring_back_what_was_deleted() -> None:
     """Uids are never used again. A list may, because the deletion may have been wrong."""
     known = table()
-    assert known.apply(Deleted(KEY, "1", "21"))
-    assert not known.apply(Changed(pod(), "22"))
+    assert known.apply(WatchEvent("21", KubePod(key=KEY, uid="1"), is_deleted=True))
+    assert not known.apply(WatchEvent("22", pod()))
     assert known.pods == {}
-    assert known.apply(Changed(pod("2"), "23"))
+    assert known.apply(WatchEvent("23", pod("2")))
     known.replace([(pod(), "10")], "24")
     assert known.pods == {KEY: pod()}
-    assert known.apply(Changed(pod(ready=False), "25"))
+    assert known.apply(WatchEvent("25", pod(ready=False)))
 
 
 @pytest.mark.parametrize("version", ["9", "x"])
 def test_an_older_version_of_an_object_is_ignored(version: str) -> None:
     """Versions that are not numbers cannot be compared."""
-    assert table().apply(Changed(pod(ready=False), version)) is (version == "x")
+    assert table().apply(WatchEvent(version, pod(ready=False))) is (version == "x")
 
 
 def test_a_deletion_of_an_earlier_object_with_that_name_changes_nothing() -> None:
     """A pod of a StatefulSet has the name of its predecessor."""
     known = table()
-    assert not known.apply(Deleted(KEY, "0", "21"))
+    assert not known.apply(WatchEvent("21", KubePod(key=KEY, uid="0"), is_deleted=True))
     assert known.pods == {KEY: pod()}
 
 
 def test_a_watch_continues_from_the_latest_version() -> None:
     """The version is that of an event or a bookmark, which come in any order."""
     known = table()
-    for event in (Bookmark("30"), Changed(pod(), "29"), Bookmark("28")):
+    for event in (WatchEvent("30"), WatchEvent("29", pod()), WatchEvent("28")):
         assert not known.apply(event)
     assert known.version == "30"
 
@@ -88,12 +88,10 @@ def test_an_expired_watch_of_a_server_that_is_back_does_not_continue_its_pauses(
 def test_of_two_pods_with_one_address_the_one_that_listens_there_is_last(first: int) -> None:
     """Not the terminating one, and of two others the newer one."""
     config = PodConfig(url="http://a")
-    old, new = (SeenPod(config, uid, True, False, created) for uid, created in (("1", "2026-01"), ("2", "2026-02")))
-    ending = SeenPod(config, "3", True, False, "2026-03")
+    old, new, latest = (KubePod(key=KEY, uid=uid, ready=True, created=f"2026-0{uid}") for uid in "123")
     presence = Presence(60.0)
-    presence.update([ending], 0.0)
-    ending = SeenPod(config, "3", True, True, "2026-03")
-    seen = [new, ending, old][:: 1 if first else -1]
+    presence.update([(config, latest)], 0.0)
+    seen = [(config, each) for each in (new, structs.replace(latest, terminating=True), old)][:: 1 if first else -1]
     assert [listed.uid for listed in presence.update(seen, 1.0)] == ["3", "1", "2"]
 
 
@@ -105,5 +103,5 @@ def test_a_page_of_large_pods_does_not_block_requests() -> None:
     stopwatch = Stopwatch()
     for _ in range(5):
         with stopwatch:
-            assert len(read_page(body).items) == PAGE
+            assert len(read_page(body).items or ()) == PAGE
     assert stopwatch.least_s < 0.005

@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.config.discovery_schema import KubernetesApi, KubernetesPods
+from router.config.pod_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.kube_presence import TERMINATING
 from router.feeds.discovery.kube_watch import LATE_S, WATCH_S
-from router.feeds.discovery.kubernetes_pods import KubernetesSource
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.kubernetes_pods import TERMINATING, KubernetesSource
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.fleet.fleet import NOT_READY
 from tests.examples import examples
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes, Faults

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from router.config.discovery_schema import KubernetesApi
-from router.feeds.discovery.inference_pool import POOL_S
+from router.config.pod_schema import KubernetesApi
+from router.feeds.discovery.inference_pool import POOL_S, PoolObjectives, read_objectives
 from router.feeds.discovery.kube_api import KubeApi
-from router.feeds.discovery.objectives import PoolObjectives, read_objectives
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import SourceStatus
 from tests.feeds.discovery.fake_kubernetes import OBJECTIVES, FakeKubernetes
 from tests.virtual_time import run_virtually
 

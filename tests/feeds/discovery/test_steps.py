@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.discovery_schema import KubernetesPods
-from router.config.pod_schema import PodConfig
-from router.feeds.discovery.kube_facts import NodePlace
-from router.feeds.discovery.kube_objects import KubePod
+from router.config.pod_schema import KubernetesPods, PodConfig
+from router.feeds.discovery.kube_api import KubePod
 from router.feeds.discovery.kubernetes_pods import NodePlaces, PodReader
 from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, sets_between
+from router.feeds.discovery.pod_facts import NodePlace
 from router.feeds.supervise import STEP, in_turns, running
 from router.fleet.fleet import Fleet
 from tests.policy.scenes import SPEED

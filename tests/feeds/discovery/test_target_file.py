@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.config.discovery_schema import DiscoveredPods, TargetFile
+from router.config.pod_schema import DiscoveredPods, TargetFile
 from router.errors import ConfigError
-from router.feeds.discovery.membership import ListedPod
-from router.feeds.discovery.source_status import SourceStatus
+from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.feeds.discovery.target_file import MAX_FILE_BYTES, FilePods, read_targets
 from router.types import Role
 

@@ -12,7 +12,7 @@ from loadtest.simulator.scenario import DIALECT, SimulatedFleet, SimulatedPod
 from loadtest.simulator.traffic import TraceRequest, read_mooncake
 from loadtest.simulator.virtual_pod import VirtualPodConfig
 from router.config.load import shipped
-from router.config.priors import load_priors
+from router.config.models import load_priors
 from router.policy.spec import Policy
 from router.types import Link, Links, PodSpeed, PrefixTrust
 from tests.policy.scenes import make_pod

@@ -15,7 +15,7 @@ from loadtest.simulator.scenario import FleetSpec, LinkSpec, PodsSpec
 from loadtest.simulator.traffic import Traffic
 from router.admission.tenant import Slo
 from router.config.load import shipped
-from router.config.priors import load_priors
+from router.config.models import load_priors
 from router.policy.spec import Policy
 from router.types import PodSpeed
 from tests.sim.virtual.conftest import prior, small_mix

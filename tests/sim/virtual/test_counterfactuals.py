@@ -19,7 +19,7 @@ from loadtest.simulator.virtual_pod import VirtualPodConfig
 from loadtest.simulator.world import World
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended
 from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ALTERNATIVES, FOLLOW_S, MAX_ERROR, ShadowCaches
@@ -87,15 +87,15 @@ def test_other_placements_have_the_caches_that_they_really_would_have(name: str,
     often."""
     per_s, kv_tokens, kinds = KINDS[name]
     asked, metrics = traffic(per_s, kinds), Metrics()
-    shadows = ShadowCaches(metrics, lambda _: 1, max_followed_per_s=inf)
+    shadows = ShadowCaches(metrics, lambda _: 1, 400_000, max_followed_per_s=inf)
     recent = RecentDecisions(size=1, on_decided=shadows.decided)
 
     due_s = 0.0
 
-    def follow(ended: EndedRequest) -> None:
+    def follow(ended: Ended, _prompt: object) -> None:
         nonlocal due_s
-        if ended.outcome.at_s >= due_s:
-            due_s = ended.outcome.at_s + FOLLOW_S
+        if ended.at_s >= due_s:
+            due_s = ended.at_s + FOLLOW_S
             list(shadows.follow())
 
     real = real_share(policies["cost_aware"], asked, kv_tokens, Observers(recent, Counters(), [shadows.ended, follow]))

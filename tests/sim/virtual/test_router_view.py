@@ -13,7 +13,6 @@ from loadtest.simulator.session_turn import SessionTurn, new_context
 from loadtest.simulator.traffic import Session, TrafficRequest
 from loadtest.simulator.virtual_clock import VirtualClock
 from router.admission.tenant import OPEN_TENANT
-from router.config.index_schema import Index
 from router.decision import Candidate, RouteDecision
 from router.fleet.fleet import PodEvent
 from router.observe.counters import Counters
@@ -33,7 +32,7 @@ GENERATION = Generation(model="m", block_size_tokens=16)
 class Scenes(list[tuple[Scene, RouteDecision]]):
     """Records decisions."""
 
-    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = "") -> None:
+    def record(self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = "") -> None:
         self.append((scene, decision))
 
 
@@ -175,13 +174,6 @@ def test_a_restart_drops_all_state(router: OneRouter) -> None:
     assert ledger.own()
     turn.end()
     assert not ledger.own()
-
-
-def test_the_defaults_are_those_of_the_router() -> None:
-    """The simulation uses the same values as `serve`."""
-    index, knowledge = Index(), Knowledge()
-    for name in ("predicted_ttl_s", "no_events_ttl_s", "no_events_capacity_tokens"):
-        assert getattr(knowledge, name) == getattr(index, name)
 
 
 def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[str, Policy]) -> None:

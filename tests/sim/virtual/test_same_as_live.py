@@ -20,21 +20,21 @@ from loadtest.simulator.router_view import HashStore, RouterSettings, RouterView
 from loadtest.simulator.scenario import Conditions, SimulatedFleet
 from loadtest.simulator.virtual_clock import VirtualClock
 from loadtest.simulator.world import World
+from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
 from router.config.load import shipped
-from router.config.model_names import slo_lookup
+from router.config.models import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.schema import AdmissionConfig, ModelConfig, RouterConfig
+from router.config.schema import ModelConfig, RouterConfig
 from router.decision import RouteDecision, Split
 from router.errors import RouterError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.observe.counters import Counters
-from router.observe.ended import EndedRequest
+from router.observe.ended import Ended, RecordedDecision
 from router.observe.log import RequestLog
 from router.observe.metrics import Metrics
-from router.observe.receipts import RecordedDecision
 from router.observe.recent_decisions import RecentDecisions
 from router.phases import Phases
 from router.policy.calibration import Calibration
@@ -68,15 +68,18 @@ class Records:
 
     scenes: list[Scene] = field(default_factory=list)
     decisions: list[RouteDecision] = field(default_factory=list)
-    ended: list[EndedRequest] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
     recent: RecentDecisions | None = None
 
     def record(
-        self, scene: Scene, decision: RouteDecision, policy: Policy, workload: str = ""
+        self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
     ) -> RecordedDecision | None:
         self.scenes.append(scene)
         self.decisions.append(decision)
-        return self.recent.record(scene, decision, policy, workload) if self.recent else None
+        return self.recent.record(scene, decision, policy, at_s, workload) if self.recent else None
+
+    def settle(self, ended: Ended, _prompt: PromptPrefix | None) -> None:
+        self.ended.append(ended)
 
 
 # --- the simulated router, and what reaches it ---
@@ -168,7 +171,7 @@ class TapedWorld(World):
 def simulated(of: SimulatedFleet, policy: Policy, load: float) -> tuple[Records, list[Event]]:
     """Traffic beyond what the fleet can serve, and the tape of its only router."""
     records = Records()
-    settings = RouterSettings(observers=Observers(records, Counters(), (records.ended.append,)), slo=SLO)
+    settings = RouterSettings(observers=Observers(records, Counters(), (records.settle,)), slo=SLO)
     admission = Admission(rule=Rule.QUEUE)
     world = TapedWorld(of, policy, Conditions(), routers=settings, block_size_tokens=BLOCK, admission=admission)
     world.run(small_mix(200.0).traffic(speedup=load))
@@ -198,7 +201,7 @@ def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Re
     config = RouterConfig(admission=AdmissionConfig(), models=(ModelConfig(name=pods[0].base_model, slo=SLO),))
     records.recent = RecentDecisions()
     recording = observers(metrics, records.recent, RequestLog("json", write=lambda _line: None))
-    recording = Observers(records, recording.counters, (*recording.sinks, records.ended.append))
+    recording = Observers(records, recording.counters, (*recording.sinks, records.settle))
     settings = core_settings(config, handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
     routing = Routing(lambda: policies, Classes(load_classes(None)), slo_lookup(config))
     return build_core(state, settings, routing, recording, clock)
@@ -309,9 +312,9 @@ def test_a_live_core_decides_predicts_and_records_what_was_simulated(of: Simulat
     TapeFront(core, clock).play(tape)
 
     assert len(expected.ended) > 800
-    results = {one.outcome.result for one in expected.ended}
+    results = {one.result for one in expected.ended}
     assert results == {"ok", "overloaded"}
-    served = [one.outcome.served for one in expected.ended if one.outcome.served]
+    served = [one.served for one in expected.ended if one.served]
     assert any(one.cached_tokens for one in served)
     assert any(isinstance(one.plan, Split) or one.plan.pull for one in served)
     assert len(expected.scenes) > len(expected.ended) + 50, "some waited, and were decided again"
@@ -319,6 +322,6 @@ def test_a_live_core_decides_predicts_and_records_what_was_simulated(of: Simulat
     for before, now in zip(expected.scenes, found.scenes, strict=True):
         assert written(record(now)) == written(record(before))
     assert msgspec.json.encode(found.decisions) == msgspec.json.encode(expected.decisions)
-    unrecorded = [msgspec.structs.replace(one, recorded=None) for one in found.ended]
+    unrecorded = [msgspec.structs.replace(one, decision=None) for one in found.ended]
     assert unrecorded == expected.ended
     assert not core.state.ledger.own()
