@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SECONDS ?= 60
 TARGET ?=
 JOBS ?= auto
-BASE ?= $(shell cat loadtest/CPU_BASE)
+BASE ?= $(shell cat loadtest/bench/CPU_BASE)
 ROUNDS ?= 7
 LIMIT ?= 1.00
 LOADS ?=
@@ -87,7 +87,7 @@ mutants: $(VENV)/.ready     ## SAMPLE random mutants of PACKAGES against their o
 	$(BIN)/python -m tests.mutants --sample $(SAMPLE) $(PACKAGES)
 
 cpu: $(VENV)/.ready         ## CPU per request against the commit BASE, ROUNDS interleaved rounds; needs cc: two minutes a round
-	@$(BIN)/python loadtest/cpu_ratio.py "$(BASE)" --rounds $(ROUNDS) --limit $(LIMIT) $(if $(LOADS),--loads "$(LOADS)")
+	@$(BIN)/python -m loadtest.bench.cpu_ratio "$(BASE)" --rounds $(ROUNDS) --limit $(LIMIT) $(if $(LOADS),--loads "$(LOADS)")
 
 fuzz: $(VENV)/.ready        ## all parsers for SECONDS each, or TARGET alone; needs atheris (tests/fuzz/README.md)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(TARGET)

@@ -127,9 +127,7 @@ def _line(text: str | None) -> str:
 def admin_page() -> str:
     """The endpoints that the module's docstring lists."""
     rows = re.findall(r"^(GET|POST|DELETE) +(\S+) +(.+)$", admin.__doc__ or "", re.MULTILINE)
-    table = [
-        f"| `{method} {path}` | {_line(meaning).removesuffix(' (`live_page.py`)')} |" for method, path, meaning in rows
-    ]
+    table = [f"| `{method} {path}` | {_line(meaning)} |" for method, path, meaning in rows]
     return "\n".join([ADMIN, "| endpoint | meaning |", "|---|---|", *table, ADMIN_NOTES])
 
 

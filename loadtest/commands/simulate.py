@@ -99,7 +99,7 @@ class TrafficOptions:
 def _refuse_report(path: Path | None) -> None:
     """The page needs matplotlib and is drawn in a checkout only."""
     if path is not None:
-        raise typer.BadParameter("use --csv; in a checkout, `python loadtest/simulate_peers.py` draws the page")
+        raise typer.BadParameter("use --csv; in a checkout, `python -m loadtest.studies.simulate_peers` draws the page")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def simulate(options: SimulateOptions, setup: Experiment) -> list[Result]:
 def _check_policy(setup: Experiment, name: str) -> None:
     """Raises `ConfigError`."""
     if name not in setup.policies:
-        peers = "in a checkout, `python loadtest/simulate_peers.py` has the formulas of other routers"
+        peers = "in a checkout, `python -m loadtest.studies.simulate_peers` has the formulas of other routers"
         raise ConfigError(f"policy: {unknown(name, setup.policies)}; {peers}")
 
 

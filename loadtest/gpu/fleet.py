@@ -30,12 +30,12 @@ from router.cli.receipt_files import receipts_of
 from router.config.load import shipped
 from router.config.models import load_priors, prior_speed
 from router.config.schema import CostPrior
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import ConfigError
 from router.observe.receipts import Receipt
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, PodSpeed
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 STOP_RESERVE_S = 10.0
 """Part of the deadline for the end: the router stops, and the prompts are hashed."""

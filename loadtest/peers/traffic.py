@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from loadtest.commands.child_processes import FleetPlan
 from loadtest.commands.mock_engine_command import MAX_CONTEXT_TOKENS, mock_tokenizer
-from loadtest.replay_agents import AgentReplay
-from loadtest.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_trace, replay
+from loadtest.fleets.replay_agents import AgentReplay
+from loadtest.fleets.replay_trace import TraceProse, due_times_s, ideal_of_trace, read_trace, replay
 from loadtest.simulator.agent_sessions import agent_traffic, read_agent_sessions
 from loadtest.traffic.chat_workload import sessions
 from loadtest.traffic.figures import ideal_cached_tokens

@@ -18,7 +18,7 @@ COMMANDS = {
     "publish": ("router.cli.publish:publish_command", "Publish the blocks of a cache tier to the cluster index."),
     "doctor": ("router.cli.doctor:doctor_command", "Check each part of a deployment; say what to do."),
     "explain": ("router.cli.explain_command:explain_command", "Show why a running router sent a request to its pod."),
-    "preview": ("router.cli.preview_command:preview_command", "Show where a running router would send a request."),
+    "preview": ("router.cli.explain_command:preview_command", "Show where a running router would send a request."),
     "pods": ("router.cli.pods_command:pods_command", "List, add, remove, drain and undrain a running router's pods."),
     "replay": ("router.cli.replay:replay_command", "Decide recorded requests again with another policy."),
 }

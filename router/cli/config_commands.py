@@ -41,8 +41,8 @@ def check_command(
     probe: Annotated[bool, flag("--probe", "Ask pods, Redis and collector too. Exit code 1 if one fails.")] = False,
 ) -> None:
     from router.cli.admin_client import AdminClient
+    from router.cli.config_check import check_router
     from router.cli.doctor import PROBES, findings, report
-    from router.wiring.config_check import check_router
 
     if probe and no_files:
         raise typer.BadParameter("--probe needs the keys and tokenizers that --no-files skips; leave one out")

@@ -25,6 +25,7 @@ from structlog.testing import capture_logs
 
 from router.addresses import join_address
 from router.cli.admin_client import DEFAULT_URL, AdminClient, BearerOption, JsonOption, UrlOption
+from router.cli.config_check import check_router
 from router.cli.options import PoliciesOption, flag
 from router.cli.terminal import printable
 from router.config.load import ENGINE_TOKENIZER, shipped
@@ -32,23 +33,22 @@ from router.config.mistakes import nearest
 from router.config.models import all_priors
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
+from router.config.tokenizer_files import is_local, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.supervise import running, wait_until
 from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
+from router.frontends.prompts import Prompts
 from router.observe.metrics import Metrics
 from router.observe.tracing import collector_hint
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import connect, redis_error_text
 from router.stores.redis_schema import VERSION, Keys
 from router.types import PodState, PodStatus
-from router.wiring.config_check import check_router
-from router.wiring.decision_records import build_tracing
+from router.wiring.core_parts import build_tracing
 from router.wiring.fleet_parts import FleetParts, ready_pods
-from router.wiring.prompts import Prompts
-from router.wiring.tokenizer_files import is_local, load_tokenizer
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
 MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."

@@ -22,7 +22,7 @@ from router.errors import ConfigError
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.observe.log import configure_logging
-from router.wiring.agent import Agent, generation_of
+from router.wiring.publisher_process import PublisherProcess, generation_of
 
 SERVER: Mapping[str, Any] = {
     "loop": "uvloop",
@@ -67,8 +67,10 @@ def publish_command(
         publish={"host": host, "port": port},
     )
     configure_logging(chosen.log.format, chosen.log.level)
-    agent = Agent(chosen, {model.name: generation_of(model) for model in chosen.models if not model.is_pattern})
-    uvicorn.run(bounded(agent.app, chosen.limits), host=chosen.publish.host, port=chosen.publish.port, **SERVER)
+    process = PublisherProcess(
+        chosen, {model.name: generation_of(model) for model in chosen.models if not model.is_pattern}
+    )
+    uvicorn.run(bounded(process.app, chosen.limits), host=chosen.publish.host, port=chosen.publish.port, **SERVER)
 
 
 def bounded(app: ASGIApp, limits: Limits) -> HttpEdge:

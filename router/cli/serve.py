@@ -162,12 +162,11 @@ def _started(
 ) -> tuple[Program, SocketServer, Bound]:
     """The program that is ready to run, its admin listener, and what `bind` returns: ports are taken before models are
     loaded."""
+    from router.feeds.process_memory import release_free_memory, tune_gc, tune_malloc
     from router.frontends.http.listen_sockets import bind_admin
     from router.frontends.http.server import SocketServer
-    from router.wiring.gc_tuning import tune_gc
-    from router.wiring.malloc_tuning import release_free_memory, tune_malloc
+    from router.frontends.prompts import preloaded
     from router.wiring.program import HTTP_FRONT, Program
-    from router.wiring.prompts import preloaded
 
     tune_malloc()
     admin, bound = bind_admin(config.admin), bind()

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from router.config.bearer_file import admin_tokens
-from router.config.certificates import ListenCertificate, check_authority, read_tls
+from router.config.credentials import ListenCertificate, admin_tokens, check_authority, read_tls
 from router.config.load import load, read_document, read_named, read_text, validate_options
 from router.config.mistakes import Location
 from router.config.models import (

@@ -45,6 +45,7 @@ def stamps_of(*paths: str | Path | None) -> tuple[FileStamp | None, ...]:
 _NOTHING: Final = object()
 
 
+@dataclass(slots=True, eq=False)
 class WatchedFile(Generic[T]):
     """The value that `read` returns. While it raises `ConfigError`, the last value stays in use, and the log has one
     line for each problem, with `event`. `stamp` differs after each change of the files; `read_stamp` is that of what
@@ -53,53 +54,41 @@ class WatchedFile(Generic[T]):
     `current` looks at the files at once. `follow` and `check` look from time to time, in a thread, and read files that
     have not changed for `steady_s`: a program may still be writing them."""
 
-    def __init__(
-        self,
-        read: Callable[[], T],
-        stamp: Callable[[], object],
-        *,
-        event: str = "",
-        on_read: Callable[[T], None] | None = None,
-        read_stamp: Callable[[], object] | None = None,
-        steady_s: float = 0.2,
-        sleep: Sleep = asyncio.sleep,
-        first: T | None = None,
-    ) -> None:
-        self._read = read
-        self._stamp = stamp
-        self._event = event
-        self._on_read = on_read
-        self._read_stamp = read_stamp or (lambda: self._seen)
-        self._steady_s = steady_s
-        self._sleep = sleep
-        self._value = first
-        self._seen: object = _NOTHING
-        self.error = ""
-        """Why the files cannot be used now."""
-        self.failed_since_s: float | None = None
-        """Unix time since when they cannot."""
+    read: Callable[[], T]
+    stamp: Callable[[], object]
+    event: str = ""
+    on_read: Callable[[T], None] = lambda _value: None
+    read_stamp: Callable[[], object] | None = None
+    steady_s: float = 0.2
+    sleep: Sleep = asyncio.sleep
+    last: T | None = None
+    """The last good value."""
+    error: str = ""
+    """Why the files cannot be used now."""
+    failed_since_s: float | None = None
+    """Unix time since when they cannot."""
+    _seen: object = _NOTHING
 
     @property
     def value(self) -> T:
-        """The last good value."""
-        return cast(T, self._value)
+        return cast(T, self.last)
 
     def current(self) -> T:
         """The value after a look at the files, which are read again also while they cannot be used: what is wrong may
         be another file. Raises `ConfigError` if there is none yet."""
-        stamp = self._stamp()
-        if self._value is None or self.error or stamp != self._read_stamp():
+        stamp = self.stamp()
+        if self.last is None or self.error or stamp != self._known():
             try:
-                self._accept(self._read(), stamp)
+                self._accept(self.read(), stamp)
             except ConfigError as error:
-                if self._value is None:
+                if self.last is None:
                     raise
                 self._refuse(str(error), stamp)
         return self.value
 
     async def follow(self, interval_s: float) -> None:
         while True:
-            await self._sleep(interval_s)
+            await self.sleep(interval_s)
             await self.check()
 
     async def check(self) -> bool:
@@ -111,17 +100,17 @@ class WatchedFile(Generic[T]):
 
     async def is_due(self) -> bool:
         """Whether the files have changed and are steady, or were never read."""
-        stamp, known = await asyncio.to_thread(self._stamp), self._read_stamp()
+        stamp, known = await asyncio.to_thread(self.stamp), self._known()
         if stamp == known or known is _NOTHING:
             return stamp != known
-        await self._sleep(self._steady_s)
-        return await asyncio.to_thread(self._stamp) == stamp
+        await self.sleep(self.steady_s)
+        return await asyncio.to_thread(self.stamp) == stamp
 
     async def reload(self) -> None:
         """Read the files, changed or not. Does not raise if they are wrong."""
-        stamp = await asyncio.to_thread(self._stamp)
+        stamp = await asyncio.to_thread(self.stamp)
         try:
-            value = await asyncio.to_thread(self._read)
+            value = await asyncio.to_thread(self.read)
         except ConfigError as error:
             self._refuse(str(error), stamp)
         except Exception as error:  # a bug in the router must not stop what watches the files
@@ -131,14 +120,18 @@ class WatchedFile(Generic[T]):
             self._accept(value, stamp)
 
     def _accept(self, value: T, stamp: object) -> None:
-        is_first, self._value, self._seen = self._seen is _NOTHING, value, stamp
+        is_first, self.last, self._seen = self._seen is _NOTHING, value, stamp
         self.error, self.failed_since_s = "", None
-        if self._on_read and not is_first:
-            self._on_read(value)
+        if not is_first:
+            self.on_read(value)
+
+    def _known(self) -> object:
+        """The stamp of what was read last."""
+        return self.read_stamp() if self.read_stamp and self._seen is not _NOTHING else self._seen
 
     def _refuse(self, error: str, stamp: object) -> None:
-        if self._event and (error != self.error or stamp != self._seen):
-            log.error(self._event, error=error)
+        if self.event and (error != self.error or stamp != self._seen):
+            log.error(self.event, error=error)
         self.error, self.failed_since_s, self._seen = error, self.failed_since_s or time.time(), stamp
 
 
@@ -148,7 +141,7 @@ def watched(read: Callable[[], T], *files: str | None, event: str, first: T | No
     def log_again(_: T) -> None:
         log.info("files read again", files=[file for file in files if file])
 
-    return WatchedFile(read, lambda: stamps_of(*files), event=event, on_read=log_again, first=first)
+    return WatchedFile(read, lambda: stamps_of(*files), event, log_again, last=first)
 
 
 # --- files that are read at the start only ---

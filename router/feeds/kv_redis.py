@@ -171,7 +171,7 @@ class _Log:
         entries = await self._reader.entries(self._generation, self._position)
         for entry_id, entry in entries:
             now_s = time.monotonic()
-            if entry and self._has_room(entry.holder) and not self._index.apply(self._generation, entry, now_s):
+            if entry and self._has_room(entry.holder) and not self._store.apply_entry(self._generation, entry, now_s):
                 await self._read(entry.holder)
             self._position = entry_id
             await asyncio.sleep(0)  # yield to requests: an entry may contain thousands of blocks

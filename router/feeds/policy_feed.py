@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,20 @@ import structlog
 
 from router.config.policy_files import PolicyFolder
 from router.config.watched_file import Sleep, WatchedFile
+from router.feeds.supervise import pause
+from router.fleet.fleet import Fleet
 from router.observe.changes import Changes
 from router.observe.declared import of_decisions
+from router.observe.ended import RecordedDecision
 from router.observe.metrics import Metrics
+from router.observe.recent_decisions import RecentDecisions
+from router.policy.pickers import RingBoundedLoad
 from router.policy.policy_set import PolicySet
-from router.policy.review import Review
+from router.policy.price import Choice, choice_of
+from router.policy.review import Review, chosen, review
+from router.policy.ring import pod_points
+from router.policy.spec import Policy
+from router.types import Scene
 
 INTERVAL_S = 0.5
 """Time between checks."""
@@ -155,3 +164,72 @@ def _different(old: PolicySet, new: PolicySet) -> str:
     """The names of the policies that differ, or the version where only their order does."""
     before, after = ({(one.name, one.version) for one in policies.active} for policies in (old, new))
     return ", ".join(sorted({name for name, _ in before ^ after})) or new.version
+
+
+# --- the review of a change ---
+
+REVIEWED = 500
+"""Number of recent decisions that a reload compares in a thread. With 100 pods this takes two seconds."""
+SLICE_S, PAUSE_S = 0.0005, 0.002
+"""The comparison computes for `SLICE_S`, then sleeps for `PAUSE_S`, so that requests get the GIL."""
+
+
+async def review_change(recent: RecentDecisions, old: PolicySet, new: PolicySet) -> Review | None:
+    """The last decisions that differ under the new set; None without decisions."""
+    last = recent.latest(REVIEWED)
+    decisions = [decision for decision, _ in last]
+    return await asyncio.to_thread(review, _decided(decisions, old, new), new.version) if last else None
+
+
+def _decided(
+    last: Sequence[RecordedDecision], old: PolicySet, new: PolicySet
+) -> Iterator[tuple[Scene, Choice | None, Policy]]:
+    """(scene, old choice, new policy), with pauses. The old set decides again what an older version of it decided."""
+    due_s = time.monotonic() + SLICE_S
+    for kept in last:
+        if time.monotonic() > due_s:
+            time.sleep(PAUSE_S)
+            due_s = time.monotonic() + SLICE_S
+        scene, by = kept.scene.scene(), old.for_recorded(kept.scene, kept.policy.name)
+        same = by.version == kept.policy.version
+        was = choice_of(kept.candidates[0].plan) if same else chosen(scene, by)
+        yield scene, was, new.for_recorded(kept.scene, kept.policy.name)
+
+
+# --- ring points ---
+
+RINGS_INTERVAL_S = 1.0
+"""Time between checks for policies that have changed."""
+
+
+@dataclass(slots=True, eq=False)
+class RingFeed:
+    """Computes the ring points of pods when they join, before a decision needs them: up to 0.1 ms for each. One pod is
+    computed in each turn of the event loop, so that 500 pods that join together do not stop it."""
+
+    fleet: Fleet
+    policies: Callable[[], PolicySet]
+
+    async def run(self) -> None:
+        changed = asyncio.Event()
+        unlisten = self.fleet.listen(lambda *_: changed.set())
+        try:
+            while True:
+                await self.prepare()
+                await pause(changed, RINGS_INTERVAL_S)
+        finally:
+            unlisten()
+
+    async def prepare(self) -> None:
+        for points_per_pod in ring_sizes(self.policies()):
+            for status in self.fleet.snapshot.pods:
+                known = pod_points.cache_info().misses
+                pod_points(status.pod.id, points_per_pod)
+                if pod_points.cache_info().misses > known:
+                    await asyncio.sleep(0)
+
+
+def ring_sizes(policies: PolicySet) -> set[int]:
+    """`points_per_pod` of all rings in use."""
+    pickers = (policy.picker for policy in policies.active)
+    return {picker.points_per_pod for picker in pickers if isinstance(picker, RingBoundedLoad)}

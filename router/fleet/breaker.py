@@ -127,13 +127,15 @@ class Failures(msgspec.Struct, array_like=True, gc=False):
 class Breaker:
     """Counts consecutive failures of READY pods and ejects them from `fleet` at the limit.
 
-    Failures of a pod in another state belong to requests sent earlier and do not count."""
+    Failures of a pod in another state belong to requests sent earlier and do not count. `on_refused` is called with the
+    id of each pod that was not ejected because too few pods would stay ready."""
 
     def __init__(
         self,
         fleet: Fleet,
         rules: Probes | None = None,
         ledger: Ledger | None = None,
+        on_refused: Callable[[PodId], object] = lambda _pod: None,
         backoff_s: tuple[float, float] = BACKOFF_S,
     ) -> None:
         self._fleet = fleet
@@ -147,8 +149,7 @@ class Breaker:
         self._outcomes = Outcomes()
         self._failed_probes: dict[PodId, deque[float]] = {}
         """The last ones in a row, by pod: when each that timed out was sent; infinity for others."""
-        self.on_refused: Callable[[PodId], None] = lambda _pod: None
-        """Called with the id of each pod that was not ejected because too few pods would stay ready."""
+        self._on_refused = on_refused
         fleet.listen(self._remove_gone)
 
     def success(self, pod_id: PodId) -> None:
@@ -250,7 +251,7 @@ class Breaker:
         status = self._ready(pod_id)
         record.restart()
         if min_share is not None and status and not leaves_enough_ready(self._fleet.snapshot, status.pod, min_share):
-            self.on_refused(pod_id)
+            self._on_refused(pod_id)
             return
         self._failed_probes.pop(pod_id, None)
         record.ejections += 1

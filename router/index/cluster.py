@@ -64,8 +64,6 @@ class ClusterIndex:
         self._holder_ttl_s = holder_ttl_s
         self.masks = HolderMasks(max_bytes, scatter)
         self.holders = Holders()
-        self.on_change: Callable[[PodId, BlockChange], None] | None = None
-        """Called with a pod and what it has announced."""
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
         """Leading blocks of `prefix` by pod and tier."""
@@ -80,8 +78,15 @@ class ClusterIndex:
 
     # --- log entries ---
 
-    def apply(self, generation: Generation, entry: LogEntry, now_s: float) -> bool:
-        """Apply the next entry of a generation's log. False if the holder must be read again."""
+    def apply(
+        self,
+        generation: Generation,
+        entry: LogEntry,
+        now_s: float,
+        on_change: Callable[[PodId, BlockChange], None] = lambda _pod, _change: None,
+    ) -> bool:
+        """Apply the next entry of a generation's log. False if the holder must be read again. `on_change` gets a pod
+        and what it has announced."""
         known = self.holders.get(holder_name(generation, entry.holder))
         if known is not None and entry.epoch < known.epoch:
             return True  # from a publisher that has been fenced off
@@ -93,7 +98,7 @@ class ClusterIndex:
             return self._begin_epoch(generation, entry, known, now_s)
         if known is None or entry.epoch > known.epoch:
             return False
-        return self._continue_epoch(known, entry, now_s)
+        return self._continue_epoch(known, entry, now_s, on_change)
 
     def _begin_epoch(self, generation: Generation, entry: LogEntry, known: KnownHolder | None, now_s: float) -> bool:
         if known is not None and entry.epoch == known.epoch:
@@ -117,7 +122,9 @@ class ClusterIndex:
         self.holders.put(holder)
         return True
 
-    def _continue_epoch(self, known: KnownHolder, entry: LogEntry, now_s: float) -> bool:
+    def _continue_epoch(
+        self, known: KnownHolder, entry: LogEntry, now_s: float, on_change: Callable[[PodId, BlockChange], None]
+    ) -> bool:
         expected = known.seq if entry.kind is EntryKind.BEAT else known.seq + 1
         if entry.seq > expected:
             return False
@@ -132,8 +139,8 @@ class ClusterIndex:
             if change.layer >= types:
                 continue
             self.masks.apply(name, change)
-            if self.on_change and (pod := self.holders.pod_ids.get(known.name)):
-                self.on_change(pod, change)
+            if pod := self.holders.pod_ids.get(known.name):
+                on_change(pod, change)
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
             self.masks.rename(_collected_name(known.name), known.name)

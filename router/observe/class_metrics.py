@@ -12,8 +12,7 @@ from operator import itemgetter
 from router.decision import Split
 from router.observe.declared import of_decisions, of_requests
 from router.observe.ended import Ended, UsedTokens
-from router.observe.exposition import Registry
-from router.observe.fast_metrics import MAX_SERIES, OTHER, Count, CountsByLast, Labels
+from router.observe.fast_metrics import MAX_SERIES, OTHER, Count, CountsByLast, Labels, Registry
 from router.policy.recording import RecordedScene
 from router.types import BlockHash, BlocksByTier, Tier
 
@@ -72,7 +71,7 @@ class ClassMetrics:
     def settle(self, ended: Ended, scene: RecordedScene) -> None:
         """Count one decided request that ended. `scene` has its holders."""
         ttft_ms, tenant = ended.ttft_ms, self._label(ended.tenant)
-        self._requests.labels(ended.workload, tenant, ended.result).value += 1
+        self._requests.children[ended.workload, tenant, ended.result].value += 1
         if ttft_ms is not None and ended.ttft_limit_ms is not None:
             self._slo.labels(ended.model, ended.policy, "true" if ttft_ms <= ended.ttft_limit_ms else "false").inc()
         if scene.prompt_tokens is not None and ended.result == "ok" and ended.served is not None:
@@ -133,7 +132,7 @@ class ReuseMetrics:
         used_s = self._used_s.pop(key, None)
         self._used_s[key] = now_s
         if used_s is not None:
-            self._interval_s.labels(model).observe(now_s - used_s)
+            self._interval_s.children[model,].observe(now_s - used_s)
         elif len(self._used_s) > MAX_PREFIXES:
             self._used_s.popitem(last=False)
 
@@ -196,7 +195,7 @@ class TokenMetrics:
             series.delivered.value += delivered
             series.error.observe(abs(delivered - captured))
         series.depth.observe(available)
-        self._decisions.labels(labels[2], kind, reason).value += 1
+        self._decisions.children[labels[2], kind, reason].value += 1
 
     def _new_series(self, labels: Labels) -> _Series:
         if len(self._series) >= MAX_SERIES:

@@ -1,25 +1,80 @@
-"""Counters, gauges and histograms at a tenth of the cost of `prometheus_client`'s, which exposes them.
+"""Metrics: their declarations, their counting at a tenth of the cost of `prometheus_client`, and their text.
 
-No locks, because only the event loop counts, and buckets are found by bisection.
+A declaration is one value for the code that counts, the reference page, dashboards and alerts. Counting needs no locks,
+because only the event loop counts, and buckets are found by bisection.
+
+The text is rendered in small pieces, so that the event loop serves requests in between. Prometheus asks for
+OpenMetrics, which has exemplars: of latencies, the latest recorded trace of each bucket. There are no native
+histograms: they need the protobuf format, which `prometheus_client` does not write; Prometheus 3 stores the histograms
+of both texts as native ones by `convert_classic_histograms_to_nhcb`.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from time import time
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, cast
 
-from prometheus_client import CollectorRegistry, Metric
+import msgspec
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
+from typing_extensions import TypeVar as DefaultedTypeVar
 
-from router.observe.declared.declaration import Declaration, MetricKind
+MetricT = DefaultedTypeVar("MetricT", default=Any)
+
+
+class MetricKind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Declaration(msgspec.Struct, Generic[MetricT], frozen=True):
+    """One metric, which a `Registry` makes. `name` is without the suffixes of samples; it ends with the unit."""
+
+    kind: MetricKind
+    name: str
+    help: str
+    labels: tuple[str, ...]
+    buckets: tuple[float, ...] = ()
+    """Ascending upper bounds (inclusive) of a histogram, without infinity."""
+    exemplars: bool = False
+    """Whether its buckets name recorded traces."""
+
+    @property
+    def series(self) -> str:
+        """The name of its samples; those of a histogram add `_bucket`, `_sum` or `_count`."""
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
+
+
+def counter(name: str, text: str, labels: str = "") -> Declaration[Counter]:
+    """A number that only grows. `labels` are names separated by spaces."""
+    return Declaration(MetricKind.COUNTER, name, text, tuple(labels.split()))
+
+
+def gauge(name: str, text: str, labels: str = "") -> Declaration[Gauge]:
+    return Declaration(MetricKind.GAUGE, name, text, tuple(labels.split()))
+
+
+def histogram(
+    name: str, text: str, labels: str = "", *, buckets: tuple[float, ...], exemplars: bool = False
+) -> Declaration[Histogram]:
+    """Values counted by upper bound."""
+    bounds = tuple(map(float, buckets))
+    return Declaration(MetricKind.HISTOGRAM, name, text, tuple(labels.split()), bounds, exemplars)
+
+
+# --- the metrics ---
 
 Labels = tuple[str, ...]
 Numbers = list[float]
@@ -97,23 +152,24 @@ class Labelled(Collector, Generic[_Child]):
 
     def __init__(self, registry: CollectorRegistry, declared: Declaration, make: Callable[[], _Child]) -> None:
         self.declared = declared
-        self._children = _Children(make)
+        self.children = _Children(make)
+        """By label values; made when they are first looked up."""
         if not declared.labels:
             self.labels()
         registry.register(self)
 
     def labels(self, *values: str) -> _Child:
-        return self._children[values]
+        return self.children[values]
 
     def items(self) -> Iterable[tuple[Labels, _Child]]:
-        return self._children.items()
+        return self.children.items()
 
     def remove_where(self, matches: Callable[[Labels], bool]) -> None:
-        for values in [values for values in self._children if matches(values)]:
-            del self._children[values]
+        for values in [values for values in self.children if matches(values)]:
+            del self.children[values]
 
     def series(self) -> dict[Labels, Numbers]:
-        return {labels: child.numbers() for labels, child in self._children.items()}
+        return {labels: child.numbers() for labels, child in self.children.items()}
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
         """These series as `prometheus_client` exposes them."""
@@ -134,9 +190,9 @@ class _Numbers(Labelled[Count]):
 
     def replace(self, values: Mapping[_LabelsT, float]) -> None:
         """Use these numbers, also above `MAX_SERIES`; earlier ones are gone."""
-        self._children.clear()
+        self.children.clear()
         for labels, value in values.items():
-            child = self._children[labels] = Count()
+            child = self.children[labels] = Count()
             child.set(value)
 
     def family(self, series: Iterable[tuple[Labels, Numbers]]) -> Metric:
@@ -189,7 +245,7 @@ class Histogram(Labelled[Buckets]):
         family = HistogramMetricFamily(self.declared.name, self.declared.help, labels=self.declared.labels)
         for labels, (*counts, total) in series:
             buckets: list[Any] = list(zip(self._bounds, accumulate(counts), strict=True))
-            child = self._children.get(labels)
+            child = self.children.get(labels)
             for at, exemplar in (child.exemplars or {}).items() if child else ():
                 buckets[at] = (*buckets[at], exemplar)
             family.add_metric(labels, buckets, total)
@@ -201,3 +257,82 @@ METRICS: Mapping[MetricKind, Callable[[CollectorRegistry, Declaration], Labelled
     MetricKind.GAUGE: Gauge,
     MetricKind.HISTOGRAM: Histogram,
 }
+
+
+PIECE_SAMPLES = 200
+"""Samples that are rendered at once, in a millisecond or less."""
+HEADER_LINES = 2
+"""HELP and TYPE of a family."""
+_REFUSED = re.compile(r"q=0(\.0*)?|version=0\..*")
+
+
+class TextFormat(NamedTuple):
+    """A text format. `encode` adds `end`, which is written once, to the text of each family."""
+
+    content_type: str
+    encode: Callable[[Collector], bytes]
+    end: bytes = b""
+
+
+PLAIN = TextFormat("text/plain; version=0.0.4; charset=utf-8", generate_latest)
+OPEN_METRICS = TextFormat(
+    openmetrics.CONTENT_TYPE_LATEST,
+    partial(openmetrics.generate_latest, escaping=openmetrics.ALLOWUTF8),  # our names need no escaping, which is slow
+    b"# EOF\n",
+)
+
+
+def accepted_format(accept: str) -> TextFormat:
+    """The format for a scraper with this `Accept` header: the plain one unless it asks for the other."""
+    for one in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in one.split(";"))
+        if kind == "application/openmetrics-text" and not any(_REFUSED.fullmatch(part) for part in parameters):
+            return OPEN_METRICS
+    return PLAIN
+
+
+class Registry(CollectorRegistry):
+    """The declared metrics, and other collectors, which can be rendered one by one in the order of their
+    registration."""
+
+    def __init__(self, *chapters: ModuleType) -> None:
+        super().__init__()
+        self.collectors: list[Collector] = []
+        self._declared: dict[str, Any] = {}
+        for one in chain.from_iterable(vars(chapter).values() for chapter in chapters):
+            if isinstance(one, Declaration):
+                self[one]
+
+    def __getitem__(self, declared: Declaration[MetricT]) -> MetricT:
+        """The metric, from its first use on."""
+        if declared.name not in self._declared:
+            self._declared[declared.name] = METRICS[declared.kind](self, declared)
+        return cast(MetricT, self._declared[declared.name])
+
+    def register(self, collector: Collector) -> None:
+        super().register(collector)
+        self.collectors.append(collector)
+
+
+def pieces(registry: Registry, text_format: TextFormat = PLAIN) -> Iterator[bytes]:
+    """The text in pieces of about `PIECE_SAMPLES` samples."""
+    for collector in registry.collectors:
+        if isinstance(collector, Labelled):
+            yield from _pieces_of(collector, text_format)
+        else:
+            for family in collector.collect():
+                yield _text(family, text_format)
+    yield text_format.end
+
+
+def _pieces_of(metric: Labelled[Any], text_format: TextFormat) -> Iterator[bytes]:
+    rows, header = iter(metric.series().items()), b""
+    step = PIECE_SAMPLES // (len(metric.declared.buckets) + 3)
+    while (text := _text(metric.family(islice(rows, step)), text_format)) != header:
+        yield text.removeprefix(header)
+        header = b"".join(text.splitlines(keepends=True)[:HEADER_LINES])
+
+
+def _text(family: Metric, text_format: TextFormat) -> bytes:
+    only = cast(Collector, SimpleNamespace(collect=lambda: (family,)))
+    return text_format.encode(only).removesuffix(text_format.end)

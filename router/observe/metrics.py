@@ -18,10 +18,8 @@ from router.fleet.scaling import PoolSignals
 from router.observe.class_metrics import ClassMetrics
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions, of_pods, of_pools, of_process, of_requests
-from router.observe.declared.declaration import Declaration, MetricT
 from router.observe.ended import CLIENT_GONE, Ended
-from router.observe.exposition import PLAIN, Registry, TextFormat, pieces
-from router.observe.fast_metrics import Labels
+from router.observe.fast_metrics import PLAIN, Declaration, Labels, MetricT, Registry, TextFormat, pieces
 from router.phases import PHASES
 from router.policy.calibration import CalibrationRow
 from router.types import FleetSnapshot, InFlight, Pod, PodId, PodState, PrefixTrust, PromptPrefix
@@ -52,6 +50,8 @@ class Metrics(Counters):
         self.ttft_s = r[of_requests.TTFT_S]
         self.pod_ttft_s = r[of_pods.POD_TTFT_S]
         self.tpot_s = r[of_requests.TPOT_S]
+        self.ttft_predicted_s = r[of_decisions.TTFT_PREDICTED_S]
+        self.ttft_error = r[of_decisions.TTFT_ERROR]
         self.inter_token_s = r[of_requests.INTER_TOKEN_S]
         self.duration_s = r[of_requests.DURATION_S]
         self.in_flight = r[of_requests.IN_FLIGHT].labels()
@@ -78,8 +78,8 @@ class Metrics(Counters):
             self[of_pods.TRANSFER_SLOWDOWN].labels(link).observe(slowdown)
 
     def observe_ttft(self, model: str, expected_ms: float, actual_ms: float) -> None:
-        self[of_decisions.TTFT_PREDICTED_S].labels(model).observe(expected_ms / 1000)
-        self[of_decisions.TTFT_ERROR].labels(model).observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
+        self.ttft_predicted_s.children[model,].observe(expected_ms / 1000)
+        self.ttft_error.children[model,].observe(abs(actual_ms - expected_ms) / max(actual_ms, 1e-3))
 
     def observe_regret(self, model: str, regret_ms: float) -> None:
         """Add the time that another candidate was expected to save one request."""
@@ -118,7 +118,7 @@ class Metrics(Counters):
             series = self.phase_s[phase]
             series.counts[bisect_left(series.bounds, taken_s)] += 1
             series.total += taken_s
-        self.requests.labels(ended.endpoint, ended.model, ended.result).value += 1
+        self.requests.children[ended.endpoint, ended.model, ended.result].value += 1
         if ended.result == CLIENT_GONE:
             self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
         if not ended.is_read:
@@ -133,13 +133,13 @@ class Metrics(Counters):
         model, ttft_ms, tokens = ended.model, ended.ttft_ms, ended.output_tokens
         workload, policy = (ended.workload, ended.policy) if ended.decision is not None else ("", "")
         trace_id = ended.trace_id if ended.trace is not None else ""
-        self.duration_s.labels(model, workload).observe(ended.e2e_ms / 1000, trace_id)
+        self.duration_s.children[model, workload].observe(ended.e2e_ms / 1000, trace_id)
         if ttft_ms is not None and ended.served is not None:
-            self.ttft_s.labels(model, workload, policy).observe(ttft_ms / 1000, trace_id)
-            self.pod_ttft_s.labels(ended.served.pod.id).observe(ttft_ms / 1000)
+            self.ttft_s.children[model, workload, policy].observe(ttft_ms / 1000, trace_id)
+            self.pod_ttft_s.children[ended.served.pod.id,].observe(ttft_ms / 1000)
             if tokens is not None and tokens > 1 and ended.result == "ok":
                 tpot_s = (ended.e2e_ms - ttft_ms) / (tokens - 1) / 1000
-                self.tpot_s.labels(model, workload).observe(tpot_s, trace_id)
+                self.tpot_s.children[model, workload].observe(tpot_s, trace_id)
 
     def observe_fleet(self, fleet: FleetSnapshot, inflight: Mapping[PodId, InFlight], block_holders: int) -> None:
         """Update the gauges of pods and index before each rendering; remove the series of other pods."""
@@ -193,7 +193,7 @@ class Metrics(Counters):
         self[of_process.DEGRADED_MATCHES].labels(model).inc()
 
     def attempt_ended(self, pod: PodId, result: str) -> None:
-        self.sent.labels(pod, result).value += 1
+        self.sent.children[pod, result].value += 1
 
     def retried(self, reason: str) -> None:
         self[of_requests.RETRIES].labels(reason).inc()

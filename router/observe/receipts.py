@@ -189,11 +189,16 @@ log = structlog.get_logger()
 
 
 class ReceiptWriter:
-    """Writes the lines of requests, without newlines, to `sink`, which does not wait or raise. `scenes`: include the
-    input of the decision, for a replay."""
+    """Writes the lines of requests, without newlines, to `sink`, which does not wait or raise. `files`: how often the
+    lines went on in another file, each of which repeats the fleet. `scenes`: include the input of the decision, for a
+    replay."""
 
-    def __init__(self, sink: Callable[[bytes], None], *, scenes: bool = True) -> None:
+    def __init__(
+        self, sink: Callable[[bytes], None], files: Callable[[], int] = lambda: 0, *, scenes: bool = True
+    ) -> None:
         self._sink = sink
+        self._files = files
+        self._begun = files()
         self._scenes = scenes
         self._fleet: FleetSnapshot | None = None
         self._digest = ""
@@ -209,10 +214,6 @@ class ReceiptWriter:
     def write_change(self, change: Change) -> None:
         self._sink(_encode(change))
 
-    def repeat_fleet(self) -> None:
-        """Write the fleet again before the next scene: the lines begin a new file."""
-        self._since = REPEAT_FLEET_AFTER_SCENES
-
     def _scene(self, scene: RecordedScene, at_s: float) -> SceneLine:
         fleet = scene.fleet
         if self._fleet is None or not _same_facts(fleet, self._fleet):
@@ -220,6 +221,8 @@ class ReceiptWriter:
             if known != self._digest:
                 self._since = REPEAT_FLEET_AFTER_SCENES
         self._fleet = fleet
+        if self._files() != self._begun:
+            self._begun, self._since = self._files(), REPEAT_FLEET_AFTER_SCENES
         if self._since >= REPEAT_FLEET_AFTER_SCENES:
             self._put(fleet_line(fleet, self._digest, at_s))
             self._since = 0
@@ -291,8 +294,8 @@ class ReceiptLog:
     _file: FileIO | None = None
     _buffer: bytearray = field(default_factory=bytearray)
     _is_flush_due: bool = False
-    on_new_file: Callable[[], None] = lambda: None
-    """Called when the following lines go to a new file."""
+    files: int = 0
+    """How often the lines went on in another file."""
 
     def __post_init__(self) -> None:
         self._file = _opened(self.path)
@@ -371,7 +374,7 @@ class ReceiptLog:
         """Continue in the file that the path names now: this one was renamed or removed. Closing releases its lock."""
         file.close()
         self._file = opened = _opened(self.path)
-        self.on_new_file()
+        self.files += 1
         return opened
 
 

@@ -74,7 +74,7 @@ class RecentDecisions:
     size: int = MAX_DECISIONS
     prompts: bool = False
     writer: ReceiptWriter | None = None
-    on_decided: Callable[[RecordedDecision], None] = lambda _: None
+    on_decided: Callable[[RecordedDecision], None] | None = None
     _kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
 
     def record(
@@ -87,7 +87,8 @@ class RecentDecisions:
         self._kept.move_to_end(scene.request.id)
         if len(self._kept) > self.size:
             self._kept.popitem(last=False)
-        self.on_decided(recorded)
+        if self.on_decided is not None:
+            self.on_decided(recorded)
         return recorded
 
     def settle(self, ended: Ended, prompt: PromptPrefix | None) -> None:

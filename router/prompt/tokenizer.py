@@ -2,7 +2,7 @@
 
 The reference is the `tokenizers` library behind `transformers`, because engines use it. `fastokens` is a hundred times
 faster. It is used only if it gives equal tokens on every sample, and is disabled after a difference on live traffic.
-Files are read in `wiring/tokenizer_files.py`.
+Files are read in `config/tokenizer_files.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from router.feeds.supervise import in_turns
 from router.fleet.fleet import Fleet
 from router.guards import Bound
 from router.observe.declared import of_pods, of_publisher
-from router.observe.exposition import Registry
+from router.observe.fast_metrics import Registry
 from router.observe.metrics import KNOWN_STATES, KvStreamMetrics, add_process_metrics
 from router.publisher.published_holder import PublishState
 from router.publisher.publisher import Publisher

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from router.hashing import hashes_ahead
 from router.index.blockmap import BlockMap, PodCache
-from router.index.cluster import ClusterIndex
+from router.index.cluster import ClusterIndex, LogEntry
 from router.index.hit_probe import CacheHabits
 from router.index.layers import kept_ends
 from router.index.predicted import PredictedIndex, Prediction
@@ -171,7 +171,6 @@ class ReplicaStore(LocalStore):
     def __init__(self, index: ClusterIndex, *, max_age_s: float) -> None:
         super().__init__(index)
         self.index = index
-        index.on_change = self.predicted.apply
         self._max_age_s = max_age_s
         self._current_s: float | None = None
         self._stale = False
@@ -179,6 +178,11 @@ class ReplicaStore(LocalStore):
     @property
     def block_holders(self) -> int:
         return self.index.masks.block_holders + super().block_holders
+
+    def apply_entry(self, generation: Generation, entry: LogEntry, now_s: float) -> bool:
+        """Apply the next entry of a generation's log; what pods announce in it confirms predictions. False if the
+        holder must be read again."""
+        return self.index.apply(generation, entry, now_s, self.predicted.apply)
 
     def mark_current(self, now_s: float) -> None:
         self._current_s = now_s

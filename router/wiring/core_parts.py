@@ -1,20 +1,27 @@
-"""Builds what serves requests from the configuration, independent of any front."""
+"""Builds what serves and records requests from the configuration, independent of any front."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from router.admission.fair_bound import body_memory
-from router.config.schema import Log, RouterConfig
+from router.config.schema import Log, Receipts, RouterConfig, TracingConfig, UsageFile
+from router.errors import ConfigError
 from router.frontends.prompt_readers import LocalPromptReader, PromptReader
+from router.observe.changes import Changes
+from router.observe.declared import of_process
 from router.observe.ended import EndingSink
 from router.observe.log import LEVELS, RequestLog
 from router.observe.metrics import Metrics
-from router.observe.receipts import UsageWriter
+from router.observe.receipts import ReceiptLog, ReceiptWriter, UsageWriter
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ShadowCaches
-from router.observe.tracing import trace_ended
+from router.observe.tracing import Tracing, trace_ended
 from router.policy.retry import RetryBudget
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
@@ -24,7 +31,6 @@ from router.request.core import CoreSettings, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.types import PodId
-from router.wiring.decision_records import call_later
 
 SYSTEM_CLOCK = Clock(time.monotonic, time.time)
 
@@ -99,3 +105,64 @@ def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]
 def request_log(config: Log) -> RequestLog | None:
     is_shown = config.requests and LEVELS[config.level] <= LEVELS["info"]
     return RequestLog(config.format, config.requests_sample, later=call_later) if is_shown else None
+
+
+# --- records of decisions, usage and spans ---
+
+
+class DecisionRecords:
+    """The recent decisions and changes, and their sinks. Raises `ConfigError` if the file cannot be written."""
+
+    def __init__(self, config: Receipts, metrics: Metrics) -> None:
+        self._log: ReceiptLog | None = None
+        writer: ReceiptWriter | None = None
+        if config.file:
+            lost, most = metrics[of_process.RECEIPTS_LOST].labels().inc, config.max_file_bytes
+            self._log = _log("receipts", config.file, max_bytes=most, kept=config.rotated_files, on_lost=lost)
+            file = self._log
+            writer = ReceiptWriter(file.write, lambda: file.files, scenes=config.replay_data)
+        self.changes = Changes(writer.write_change) if writer else Changes()
+        self.recent = RecentDecisions(size=config.keep, prompts=config.prompts, writer=writer)
+
+    def close(self) -> None:
+        if self._log:
+            self._log.close()
+
+
+USAGE_RETRIED_BYTES = 64 * 1024 * 1024
+
+
+def usage_writer(config: UsageFile, metrics: Metrics) -> UsageWriter | None:
+    """What writes the file of usage, if there is one. Raises `ConfigError` if it cannot be written."""
+    if config.file is None:
+        return None
+    lost = metrics[of_process.USAGE_LOST].labels().inc
+    log = _log("usage", config.file, retried_bytes=USAGE_RETRIED_BYTES, on_lost=lost)
+    return UsageWriter(secrets.token_hex(8), log.write, log.close)
+
+
+def call_later(delay_s: float, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, call)
+
+
+def _log(key: str, file: str, **options: Any) -> ReceiptLog:
+    try:
+        return ReceiptLog(Path(file), call_later, **options)
+    except OSError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def build_tracing(config: TracingConfig) -> Tracing | None:
+    """None if tracing is off. Raises `ConfigError`."""
+    if not config.enabled:
+        return None
+    try:
+        from router.observe.spans import SpanExport
+    except ImportError as error:
+        install = "run `pip install '.[otel]'` in the clone"
+        raise ConfigError(f"tracing.enabled needs OpenTelemetry: {install} ({error})") from error
+    try:
+        sink = SpanExport(config.endpoint)
+    except ValueError as error:
+        raise ConfigError(f"tracing: a variable OTEL_* of the environment is invalid: {error}") from error
+    return Tracing(sink, sample_share=config.sample_share, max_per_s=config.max_requests_per_s)

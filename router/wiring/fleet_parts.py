@@ -29,6 +29,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
 from router.frontends.http.upstream import UpstreamPools
+from router.frontends.prompts import Prompts
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponses
 from router.observe.changes import Changes
@@ -42,7 +43,6 @@ from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
 from router.types import Matching, Pod, PodId, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources
-from router.wiring.prompts import Prompts
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
@@ -80,8 +80,8 @@ class FleetParts:
         max_load_age_s = config.probes.max_load_age_s
         self.scaling = ScalingView(fleet, self.ledger, config.scaling, max_load_age_s, time.monotonic())
         self.calibrator = Calibrator(Calibration(), metrics, fleet.snapshot.links)
-        self.breaker = Breaker(fleet, config.probes, self.ledger)
-        self.breaker.on_refused = lambda pod: metrics[of_pods.EJECTIONS_REFUSED].labels(pod).inc()
+        refused = metrics[of_pods.EJECTIONS_REFUSED]
+        self.breaker = Breaker(fleet, config.probes, self.ledger, lambda pod: refused.labels(pod).inc())
         self.sources = PodSources(config)
         self._priors = PodPriors(config.models, priors)
         self.membership = Membership(fleet, self._priors.of, self.sources.by_name)

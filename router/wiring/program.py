@@ -15,25 +15,24 @@ from fastapi import FastAPI
 from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
 from router.admission.quotas import Quotas
-from router.config.bearer_file import admin_tokens
-from router.config.certificates import ListenCertificate
+from router.config.credentials import ListenCertificate, admin_tokens
 from router.config.models import ModelPrior, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.schema import Edge, RouterConfig
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
+from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
 from router.feeds.matching_log import untested
-from router.feeds.policy_feed import PolicyFeed
-from router.feeds.ring_feed import RingFeed
+from router.feeds.policy_feed import PolicyFeed, RingFeed, review_change
+from router.feeds.process_memory import gc_loop, release_loop
 from router.feeds.signing_keys import SigningKeyFeed
 from router.feeds.supervise import Feeds, running, wait_until
 from router.fleet.fleet import Fleet
 from router.frontends.admin.admin import PREVIEWED_TENANT, AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.admin_access import AdminEdge
-from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
-from router.frontends.admin.page_snapshot import PageFacts, PageSource
+from router.frontends.admin.page_snapshot import PageFacts, PageSource, SnapshotStream
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.app import public_app
 from router.frontends.http.attempt import Forwarder
@@ -41,6 +40,7 @@ from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
+from router.frontends.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
 from router.observe.ended import RecordedDecision
@@ -57,18 +57,16 @@ from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest
 from router.wiring.core_parts import (
     SYSTEM_CLOCK,
+    DecisionRecords,
+    build_tracing,
     continuation_rules,
     core_settings,
     observers,
     request_log,
+    usage_writer,
 )
-from router.wiring.decision_records import DecisionRecords, build_tracing, usage_writer
 from router.wiring.fleet_parts import FleetParts, ready_pods
-from router.wiring.gc_tuning import gc_loop
 from router.wiring.http_front import build_forwarder, build_steps
-from router.wiring.malloc_tuning import release_loop
-from router.wiring.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.wiring.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
@@ -115,7 +113,8 @@ class Program:
         folder = PolicyFolder(policies, config.policy, rules.names)
         self.records = DecisionRecords(config.receipts, self.metrics)
         changes = self.records.changes
-        self.policies = PolicyFeed(folder, self.metrics, self.records.review, changes=changes)
+        review = partial(review_change, self.records.recent)
+        self.policies = PolicyFeed(folder, self.metrics, review, changes=changes)
         self.fleet = Fleet(build_links(config.links, load_link_classes()))
         self._pools = UpstreamPools(config.limits)
         ready = partial(ready_pods, self.fleet)

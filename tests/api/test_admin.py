@@ -26,8 +26,8 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
-from router.frontends.admin.live_page import SnapshotStream
 from router.frontends.admin.lora_adapters import LoraAdapters
+from router.frontends.admin.page_snapshot import SnapshotStream
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
 from router.frontends.http.upstream import UpstreamPools
 from router.observe.changes import Changes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.errors import RouterError, status_of
 from router.frontends.admin.admin_access import AdminEdge

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from router.admission.gate import AdmissionGate
 from router.admission.quotas import Quota
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from router.errors import Saturated
-from router.frontends.admin.live_page import (
+from router.frontends.admin.page_snapshot import (
     _FILE,
     EVENTS_PATH,
     INTERVAL_S,

@@ -27,12 +27,12 @@ from rich.table import Table
 
 from loadtest.commands.mock_engine_command import TOKENIZER
 from loadtest.simulator.agent_sessions import AgentRequest, AgentSession, read_agent_sessions
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 
 STEPS = 12
 WARM_STEPS = 3

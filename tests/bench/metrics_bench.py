@@ -20,8 +20,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from router.observe.class_metrics import MAX_TENANT_CHARACTERS, NAMED_TENANTS
-from router.observe.exposition import OPEN_METRICS, PLAIN, TextFormat
-from router.observe.fast_metrics import OTHER, Buckets, Count, Labelled, Labels
+from router.observe.fast_metrics import OPEN_METRICS, OTHER, PLAIN, Buckets, Count, Labelled, Labels, TextFormat
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.types import FleetSnapshot, PodLoad, PodState, PodStatus, PrefixTrust
 from tests.policy.scenes import pod

@@ -32,7 +32,7 @@ from router.config.tenant_file import TenantFile
 from router.errors import RouterError
 from router.observe.class_metrics import ClassMetrics
 from router.observe.ended import Ended
-from router.observe.exposition import Registry
+from router.observe.fast_metrics import Registry
 from router.observe.receipts import ReceiptLog, UsageWriter
 from router.phases import Phases
 from router.policy.decide import decide

@@ -267,7 +267,7 @@ def test_a_report_is_refused_with_what_to_do(typed: Typed, mix: Path, fleet: Pat
     """It was an option of earlier versions. Before a run."""
     table = tmp_path / "runs.csv"
     ended = typed("simulate", mix, "--fleet", fleet, "--csv", table, "--report", tmp_path / "page.html")
-    assert ended.code == 2 and "use --csv" in ended.err and "loadtest/simulate_peers.py" in ended.err
+    assert ended.code == 2 and "use --csv" in ended.err and "loadtest.studies.simulate_peers" in ended.err
     assert not ended.out and not table.exists()
 
 
@@ -282,7 +282,7 @@ def test_the_policy_of_another_router_is_refused_with_what_to_do(typed: Typed, c
     """Earlier versions simulated them."""
     ended = typed(*command)
     assert ended.code == 2 and not ended.out
-    assert "unknown policy 'sglang_cache_aware'" in ended.err and "loadtest/simulate_peers.py" in ended.err
+    assert "unknown policy 'sglang_cache_aware'" in ended.err and "loadtest.studies.simulate_peers" in ended.err
 
 
 # --- plan ---

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.config.index_schema import RedisIndex, RedisUrl
 from router.config.load import Strict, load, validate_options
 from router.config.mistakes import may_hold_secret

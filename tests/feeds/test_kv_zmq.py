@@ -27,7 +27,7 @@ from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index import events as events_module
 from router.index.events import EVENTS, MESSAGE, PIECE_BLOCKS
-from router.observe.exposition import Registry
+from router.observe.fast_metrics import Registry
 from router.observe.metrics import KvStreamMetrics
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId

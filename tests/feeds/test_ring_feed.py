@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.feeds.ring_feed import RingFeed, ring_sizes
+from router.feeds.policy_feed import RingFeed, ring_sizes
 from router.fleet.fleet import Fleet
 from router.policy.policy_set import PolicySet
 from router.policy.ring import PodRing, pod_points

@@ -145,8 +145,8 @@ def test_pieces_of_streams_show_that_a_pod_is_alive(fleet: Fleet, waits: bool) -
 
 def test_a_pod_that_stays_although_its_probes_fail_has_a_reason(fleet: Fleet) -> None:
     """Until one passes. Each refused ejection is reported."""
-    breaker, refused = Breaker(fleet), list[str]()
-    breaker.on_refused = refused.append
+    refused = list[str]()
+    breaker = Breaker(fleet, on_refused=refused.append)
     probed(breaker, fleet, "tt")
     assert (fleet.state_reason("a"), breaker.fails_probes("a")) == ("", False)
     probed(breaker, fleet, "TTT")
@@ -384,8 +384,8 @@ def test_failed_probes_eject_the_last_pod() -> None:
 def test_a_refused_ejection_is_reported_and_failures_are_counted_from_zero() -> None:
     """When another pod returns, this one is ejected after as many failures as any."""
     fleet = fleet_of(serving("a"))
-    breaker, refused = Breaker(fleet, Probes(failures_to_eject=3)), list[str]()
-    breaker.on_refused = refused.append
+    refused = list[str]()
+    breaker = Breaker(fleet, Probes(failures_to_eject=3), on_refused=refused.append)
     eject(breaker, 0.0)
     assert refused == ["a"]
     fleet.sync([serving("a"), serving("b")])
@@ -620,8 +620,8 @@ def test_a_pod_that_sends_too_much_is_ejected_at_once(fleet: Fleet) -> None:
 
 def test_the_last_ready_pod_is_not_ejected_for_sending_too_much(fleet: Fleet) -> None:
     """What it sends too much of is not read, and its requests are served."""
-    breaker, refused = Breaker(fleet), list[str]()
-    breaker.on_refused = refused.append
+    refused = list[str]()
+    breaker = Breaker(fleet, on_refused=refused.append)
     for pod in ("a", "b", "gone"):
         breaker.exceeded(pod, "too many models", 0.0)
     assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
@@ -717,8 +717,8 @@ def test_made_up_clients_do_not_outvote_those_that_are_served(fleet: Fleet) -> N
 def test_the_last_ready_pod_keeps_its_bad_answers() -> None:
     """And a pod of other models is no witness."""
     fleet = fleet_of(make_pod("a", models=("m",)), make_pod("b", models=("m",)), make_pod("c", models=("n",)))
-    breaker, refused = Breaker(fleet), list[str]()
-    breaker.on_refused = refused.append
+    refused = list[str]()
+    breaker = Breaker(fleet, on_refused=refused.append)
     ends(breaker, "c", "x", "+++")
     ends(breaker, "a", "x", "----")
     assert state(fleet, "a") is PodState.READY

@@ -26,15 +26,15 @@ from typing import Any
 
 import msgspec
 
+from loadtest.faults.soak import left_behind
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
-from loadtest.soak import left_behind
 from router.config.load import shipped
 from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
 from router.config.schema import Limits, Log, ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
-from router.observe.exposition import pieces
+from router.observe.fast_metrics import pieces
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from router.cli.config_check import check_router
 from router.config.load import load
 from router.config.schema import RouterConfig
-from router.wiring.config_check import check_router
 from tests.helm.charts import EXAMPLES, Object, example
 from tests.helm.kubernetes_schemas import is_custom, mistakes
 from tests.helm.mounted_files import build

@@ -199,7 +199,7 @@ def test_so_does_what_a_pod_of_the_cluster_index_leaves() -> None:
     for seq, changed in enumerate(changes):
         kind = EntryKind.CHANGE if seq else EntryKind.EMPTY
         entry = LogEntry(kind=kind, holder="a", epoch=1, seq=seq, facts=facts, changes=changed)
-        assert store.index.apply(GENERATION, entry, 0.0)
+        assert store.apply_entry(GENERATION, entry, 0.0)
         if not seq:
             store.confirm(store.predict(POD, prefix(PROMPT), ttl_s=30.0, capacity_blocks=None), 0.0)
         found.append(expected(store, PROMPT, 0.1))

@@ -8,12 +8,12 @@ from functools import partial
 import httpx
 import pytest
 
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.harmony import Harmony
 from router.types import Endpoint, Generation, InferenceRequest
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.live.harmony_goldens import DATE, MODEL, renderer
 from tests.live.message_bodies import Body
 from tests.live.message_goldens import BODIES, each_body, rendered

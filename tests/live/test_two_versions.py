@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.checkout import HERE, Checkout
+from loadtest.bench.checkout import HERE, Checkout
+from loadtest.bench.cpu_ratio import older
 from loadtest.commands.child_processes import FleetPlan, free_port, router_config
-from loadtest.cpu_ratio import older
 from tests.redis_process import redis_process
 
 pytestmark = [pytest.mark.live, pytest.mark.net]

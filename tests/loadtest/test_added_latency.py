@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest.added_latency import LatencyResult, table, times
-from loadtest.hotpath import LOADS
+from loadtest.bench.added_latency import LatencyResult, table, times
+from loadtest.bench.hotpath import LOADS
 
 ANSWER = {"p50": 5.0, "p99": 9.0, "ttft50": 2.0, "ttft99": 3.0}
 

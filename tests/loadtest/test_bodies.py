@@ -7,7 +7,7 @@ import struct
 import msgspec
 import pytest
 
-from loadtest.bodies import MARKER, PREFIXES, SourceText, fresh_chats, pack, warm_chats
+from loadtest.bench.bodies import MARKER, PREFIXES, SourceText, fresh_chats, pack, warm_chats
 from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.prompt.tokenizer import Tokenizer
 

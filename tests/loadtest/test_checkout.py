@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.checkout import HERE, Checkout, UnknownSettings
-from loadtest.duties import Duty, lacking
+from loadtest.bench.checkout import HERE, Checkout, UnknownSettings
+from loadtest.bench.duties import Duty, lacking
 
 OLD = Checkout(Path("old"), Path("python"), frozenset({"pods", "feeds", "limits"}))
 CONFIG: dict[str, object] = {"pods": [], "limits": {}, "probes": {"self_test": False}}

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from loadtest.clients import CLIENTS, ClientError, ClientJob, aiperf_rows, cache_tokenizer, guidellm_rows, vllm_rows
+from loadtest.fleets.clients import (
+    CLIENTS,
+    ClientError,
+    ClientJob,
+    aiperf_rows,
+    cache_tokenizer,
+    guidellm_rows,
+    vllm_rows,
+)
 
 JOB = ClientJob(
     url="http://127.0.0.1:8080",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.clients import CLIENTS, ClientError, ClientJob, find_executable, run_client
+from loadtest.fleets.clients import CLIENTS, ClientError, ClientJob, find_executable, run_client
 
 JOB = ClientJob(
     url="http://127.0.0.1:8080",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import cpu_ratio
-from loadtest.cpu_ratio import (
+from loadtest.bench import cpu_ratio
+from loadtest.bench.cpu_ratio import (
     LoadFigures,
     NotComparable,
     Pair,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.cache_tier import CacheTier, Prompt, by_recency
-from loadtest.eviction import POLICIES, measure, prompts_of
-from loadtest.reuse_value import ReuseValue
+from loadtest.studies.cache_tier import CacheTier, Prompt, by_recency
+from loadtest.studies.eviction import POLICIES, measure, prompts_of
+from loadtest.studies.reuse_value import ReuseValue
 
 BLOCK_TOKENS = 512
 

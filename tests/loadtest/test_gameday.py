@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from helm.monitoring.alerts import ALERTS
-from loadtest.gameday_findings import WINDOW_S, Finding, p99_doubled_s, table, ttft_p99_s
-from loadtest.gameday_incidents import INCIDENTS
-from loadtest.gameday_watch import RULES, Sightings, scaled_rules, seconds_of
+from loadtest.faults.gameday_findings import WINDOW_S, Finding, p99_doubled_s, table, ttft_p99_s
+from loadtest.faults.gameday_incidents import INCIDENTS
+from loadtest.faults.gameday_watch import RULES, Sightings, scaled_rules, seconds_of
 from loadtest.traffic.load_driver import RequestResult
 
 FOUND = Finding(

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.good_clients import GoodClients, GoodConnection, GoodResults
-from loadtest.hostile_clients import KINDS, Attacker, AttackKind, Attacks, chat, huge, request
-from loadtest.hostile_soak import HostileResult, Percentiles, Phase, table
-from loadtest.soak_pods import SoakPod
+from loadtest.faults.good_clients import GoodClients, GoodConnection, GoodResults
+from loadtest.faults.hostile_clients import KINDS, Attacker, AttackKind, Attacks, chat, huge, request
+from loadtest.faults.hostile_soak import HostileResult, Percentiles, Phase, table
+from loadtest.faults.soak_pods import SoakPod
 
 net = [pytest.mark.net, pytest.mark.anyio]
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from loadtest.hotpath import SHARES, Row, bars_of, markdown, shares_of, warm_with
+from loadtest.bench.hotpath import SHARES, Row, bars_of, markdown, shares_of, warm_with
 
 ROWS = [
     *(Row(n, "ours", "2K warm", cpu_us, 1_500.0, 1, 2) for n, cpu_us in enumerate((400.0, 900.0, 500.0))),

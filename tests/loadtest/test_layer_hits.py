@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from loadtest.layer_hits import renamed
 from loadtest.simulator.traffic import Session, TrafficRequest
+from loadtest.studies.layer_hits import renamed
 
 FIRST, NEXT = (TrafficRequest(n * 64, 8, blocks, n) for n, blocks in ((2, [7, 8]), (3, [7, 8, 9])))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from loadtest.bodies import PREFIXES, SourceText, pack, warm_chats
-from loadtest.commands.mock_engine_command import mock_tokenizer
-from loadtest.mock_events import (
+from loadtest.bench.bodies import PREFIXES, SourceText, pack, warm_chats
+from loadtest.bench.mock_events import (
     BLOCK_TOKENS,
     MAX_TURNS,
     TURN_BLOCKS,
@@ -15,6 +14,7 @@ from loadtest.mock_events import (
     shared_tokens,
     unpack_bodies,
 )
+from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.types import BlocksRemoved, BlocksStored
 
 HELD = [BlocksStored(block_hashes=(1, 2), tokens=tuple(range(32)), block_size_tokens=BLOCK_TOKENS)]

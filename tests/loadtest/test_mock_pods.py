@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.bench.hotpath import CHUNKS, TOKEN
+from loadtest.bench.rig import BENCH, Mocks, build, mocks
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from loadtest.hotpath import CHUNKS, TOKEN
-from loadtest.rig import BENCH, Mocks, build, mocks
 from router.feeds.continuation_test import ContinuationTestFeed
 from router.feeds.self_test import SelfTestTiming
 from router.request.continuation.answer_words import answer_words

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from loadtest.oscillation import SampledWorld, back_after_s, parts_of, waves_of, with_burst
 from loadtest.simulator.outcome import RequestOutcome, Run
 from loadtest.simulator.scenario import Conditions
 from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
 from loadtest.simulator.world import World
+from loadtest.studies.oscillation import SampledWorld, back_after_s, parts_of, waves_of, with_burst
 from tests.policy.scenes import policy
 from tests.sim.virtual.worlds import BLOCK, fleet, prompt, traffic
 

@@ -41,4 +41,4 @@ def test_a_file_in_a_missing_folder_is_refused_at_once(script: str, tmp_path: Pa
 def test_a_report_without_matplotlib_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the package to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install matplotlib" in output_of("loadtest.run", "chatbot", "--report", tmp_path / "page.html")
+    assert "pip install matplotlib" in output_of("loadtest.fleets.run", "chatbot", "--report", tmp_path / "page.html")

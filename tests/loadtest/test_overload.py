@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest.overload import NOISY, QUIET, mix_at, overload_of, two_tenants
 from loadtest.simulator.generate import TrafficMix
 from loadtest.simulator.outcome import PodUse, RequestOutcome, Run
+from loadtest.studies.overload import NOISY, QUIET, mix_at, overload_of, two_tenants
 from router.config.load import load, shipped
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.policy_cases import (
+from loadtest.studies.policy_cases import (
     BEFORE,
     CONSTANTS,
     FIGURES,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.record import Record, RecordError, read_record, run_of, write_record
+from loadtest.fleets.record import Record, RecordError, read_record, run_of, write_record
 from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 

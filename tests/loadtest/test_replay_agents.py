@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from loadtest.replay_agents import AgentProse, AgentReplay, fitting
+from loadtest.fleets.replay_agents import AgentProse, AgentReplay, fitting
 from loadtest.simulator.traffic import Session, TrafficRequest
 
 DEADLINE_S = 60.0

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from loadtest.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace, read_trace
+from loadtest.fleets.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace, read_trace
 
 
 def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.record import Record, Run
-from loadtest.report import report, write_report
+from loadtest.fleets.record import Record, Run
+from loadtest.fleets.report import report, write_report
 
 
 @pytest.fixture(scope="module")

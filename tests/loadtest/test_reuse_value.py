@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.reuse_value import AGES_S, CLASSES, ReuseValue, age_bucket, class_of
+from loadtest.studies.reuse_value import AGES_S, CLASSES, ReuseValue, age_bucket, class_of
 
 USED, NEVER = 0, 1
 

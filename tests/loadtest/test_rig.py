@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from loadtest.rig import check_stats
+from loadtest.bench.rig import check_stats
 
 
 @pytest.mark.parametrize(("done", "errors"), [(9, 0), (10, 1)])

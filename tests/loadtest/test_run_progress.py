@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from loadtest.run_progress import RECENT, RunProgress, show_progress
+from loadtest.fleets.run_progress import RECENT, RunProgress, show_progress
 from loadtest.traffic.load_driver import RequestResult
 
 

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from loadtest.commands.child_processes import ChildError
-from loadtest.run import workload_of
-from loadtest.runs import Workload, first_model, run_on_url
-from loadtest.scenario import load_scenario
+from loadtest.fleets.run import workload_of
+from loadtest.fleets.runs import Workload, first_model, run_on_url
+from loadtest.fleets.scenario import load_scenario
 from loadtest.traffic.load_driver import DriveResults, OnProgress
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtest.scenario import Arrivals, Bursts, Poisson, Scenario, Steps, load_scenario, ours
+from loadtest.fleets.scenario import Arrivals, Bursts, Poisson, Scenario, Steps, load_scenario, ours
 from loadtest.traffic.chat_workload import MIX
 from router.errors import ConfigError
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.simulate_rollout import Figures, RollingWorld, Rollout, main
 from loadtest.simulator.outcome import Run
 from loadtest.simulator.scenario import Conditions, SimulatedFleet
 from loadtest.simulator.traffic import Traffic
+from loadtest.studies.simulate_rollout import Figures, RollingWorld, Rollout, main
 from router.config.policy_files import policy_spec
 from router.policy.spec import Policy
 from tests.policy.scenes import policy

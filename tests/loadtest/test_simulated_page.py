@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.simulated_page import verdicts, write_report
 from loadtest.simulator.compare import Result
+from loadtest.studies.simulated_page import verdicts, write_report
 from tests.cli.simulated_runs import EASY, SLO, over_seeds, ran, refused
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.simulated_stats import best_policies, is_tied, margin_of, spread_of
 from loadtest.simulator.outcome import RunFigures
+from loadtest.studies.simulated_stats import best_policies, is_tied, margin_of, spread_of
 from tests.cli.simulated_runs import EASY, ran
 from tests.cli.simulated_runs import over_seeds as seeds
 from tests.examples import examples

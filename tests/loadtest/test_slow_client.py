@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.slow_client import exchange_at_pace, slow_exchange
+from loadtest.fleets.slow_client import exchange_at_pace, slow_exchange
 from loadtest.traffic.chat_workload import ChatSession, Turn
 from loadtest.traffic.load_driver import drive
 from router.errors import ConnectFailed, UpstreamBroken

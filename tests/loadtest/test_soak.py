@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.bodies import MARKER
-from loadtest.soak import Asker, Bodies, RequestEnd, Sample, SoakResult, connected, growth, left_behind, results
+from loadtest.bench.bodies import MARKER
+from loadtest.faults.soak import Asker, Bodies, RequestEnd, Sample, SoakResult, connected, growth, left_behind, results
 
 METRICS = """
 warmroute_in_flight_requests 2.0

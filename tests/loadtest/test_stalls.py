@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from loadtest.activities import ACTIVITIES
-from loadtest.loop_watch import LagSample, LongCallback
-from loadtest.stalls import ActivityResult, LagSummary, WatchLog, activity_result, summarize, table
+from loadtest.faults.activities import ACTIVITIES
+from loadtest.faults.loop_watch import LagSample, LongCallback
+from loadtest.faults.stalls import ActivityResult, LagSummary, WatchLog, activity_result, summarize, table
 
 
 def test_samples_are_counted_up_to_each_bound() -> None:

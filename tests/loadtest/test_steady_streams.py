@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.killed_parts import EVENTS, FORMS, Seen, table
-from loadtest.steady_streams import Answers, continuations, counted
+from loadtest.faults.killed_parts import EVENTS, FORMS, Seen, table
+from loadtest.faults.steady_streams import Answers, continuations, counted
 from loadtest.traffic.load_driver import RequestResult
 
 

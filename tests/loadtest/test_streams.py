@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from loadtest.streams import CHUNKS_PER_S, PROBES, PROBES_S, SETTLE_S, StreamResult, Timing, streams_allowed, table
+from loadtest.bench.streams import (
+    CHUNKS_PER_S,
+    PROBES,
+    PROBES_S,
+    SETTLE_S,
+    StreamResult,
+    Timing,
+    streams_allowed,
+    table,
+)
 
 
 def held(router: str, ttft_p50_us: float, rss_bytes: int) -> StreamResult:

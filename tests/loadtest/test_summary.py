@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from loadtest.record import Record, Run
-from loadtest.summary import cells, judged, objective, table, warnings
+from loadtest.fleets.record import Record, Run
+from loadtest.fleets.summary import cells, judged, objective, table, warnings
 
 
 def test_a_row_has_every_figure_of_its_run(make_record: Callable[..., Record]) -> None:

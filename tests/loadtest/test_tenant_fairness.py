@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.commands.child_processes import FleetPlan
-from loadtest.tenant_fairness import KEYS, NOISY, QUIET, compare, config_of, sessions_of
+from loadtest.fleets.tenant_fairness import KEYS, NOISY, QUIET, compare, config_of, sessions_of
 from loadtest.traffic.load_driver import RequestResult
 from router.admission.tenant import Slo
 from router.config.schema import RouterConfig

@@ -12,8 +12,7 @@ from router.observe.class_metrics import (
     ClassMetrics,
 )
 from router.observe.ended import Ended
-from router.observe.exposition import Registry
-from router.observe.fast_metrics import OTHER
+from router.observe.fast_metrics import OTHER, Registry
 from router.policy.recording import RecordedScene, record
 from tests.policy.scenes import pod, policy, prompt, request, scene
 

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Metric
 
 from helm.monitoring.metric_catalog import CHAPTERS, DECLARED, LABELS, declarations_of
 from router.observe.declared import of_publisher
-from router.observe.declared.declaration import Declaration
+from router.observe.fast_metrics import Declaration
 from router.observe.metrics import Metrics, add_process_metrics
 from router.publisher.publisher_app import PublisherMetrics
 

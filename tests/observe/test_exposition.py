@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
-from router.observe.exposition import OPEN_METRICS, PLAIN, accepted_format
+from router.observe.fast_metrics import OPEN_METRICS, PLAIN, accepted_format
 from router.observe.metrics import Metrics
 from tests.bench.metrics_bench import MAX_BODY_BYTES, full_metrics, render
 

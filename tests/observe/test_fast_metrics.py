@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.observe import fast_metrics as ours
-from router.observe.declared import declaration as declared
 from router.observe.metrics import Metrics
 from router.types import InFlight
 from tests.policy.scenes import make_pod, snapshot_of
@@ -25,7 +24,7 @@ def exposed(registry: theirs.CollectorRegistry) -> list[str]:
 def test_a_series_exists_from_its_first_use() -> None:
     """A removed series starts again at 0."""
     registry = theirs.CollectorRegistry()
-    counter = ours.Counter(registry, declared.counter("sent", "Sent.", "pod result"))
+    counter = ours.Counter(registry, ours.counter("sent", "Sent.", "pod result"))
     assert registry.get_sample_value("sent_total", {"pod": "a", "result": "ok"}) is None
     counter.labels("a", "ok").inc(2)
     counter.labels("b", "ok").inc()
@@ -43,15 +42,15 @@ def test_the_exposition_equals_that_of_prometheus_client(seen: list[tuple[str, f
     expected, found = theirs.CollectorRegistry(), theirs.CollectorRegistry()
     counters = (
         theirs.Counter("sent", "Sent.", ["pod"], registry=expected),
-        ours.Counter(found, declared.counter("sent", "Sent.", "pod")),
+        ours.Counter(found, ours.counter("sent", "Sent.", "pod")),
     )
     histograms = (
         theirs.Histogram("took", "Took.", ["pod"], buckets=BOUNDS, registry=expected),
-        ours.Histogram(found, declared.histogram("took", "Took.", "pod", buckets=BOUNDS)),
+        ours.Histogram(found, ours.histogram("took", "Took.", "pod", buckets=BOUNDS)),
     )
     states = (
         theirs.Gauge("state", "Is so.", ["pod"], registry=expected),
-        ours.Gauge(found, declared.gauge("state", "Is so.", "pod")),
+        ours.Gauge(found, ours.gauge("state", "Is so.", "pod")),
     )
     states[1].replace({("gone",): 1.0})
     states[1].replace({(pod,): value for pod, value in seen})
@@ -81,8 +80,8 @@ def test_the_text_is_that_of_prometheus_client() -> None:
 def test_the_number_of_series_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Further label values are counted together."""
     monkeypatch.setattr(ours, "MAX_SERIES", 3)
-    counter = ours.Counter(theirs.CollectorRegistry(), declared.counter("sent", "Sent.", "pod result"))
+    counter = ours.Counter(theirs.CollectorRegistry(), ours.counter("sent", "Sent.", "pod result"))
     for pod in "abcdef":
         counter.labels(pod, "ok").inc()
-    values = {values: child.value for values, child in counter._children.items()}
+    values = {values: child.value for values, child in counter.children.items()}
     assert values == {("a", "ok"): 1, ("b", "ok"): 1, ("c", "ok"): 1, (ours.OTHER, ours.OTHER): 3}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.observe.declared import of_pods, of_process
-from router.observe.exposition import PIECE_SAMPLES
+from router.observe.fast_metrics import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.types import FleetSnapshot, InFlight, PodLoad, PodState, PodStatus
 from tests.bench.metrics_bench import MAX_BODY_BYTES, render

@@ -169,17 +169,16 @@ def rotated(folder: Path) -> dict[str, bytes]:
 
 def test_a_full_file_is_renamed_and_the_oldest_is_dropped(tmp_path: Path) -> None:
     """The rest goes to a new file, private as well, which begins with the fleet."""
-    file, new_files = tmp_path / "receipts.jsonl", list[int]()
+    file = tmp_path / "receipts.jsonl"
     timers: list[Callable[[], None]] = []
     log = ReceiptLog(file, lambda _delay_s, call: timers.append(call), max_bytes=5, kept=2)
-    log.on_new_file = lambda: new_files.append(1)
     for number in range(4):
         log.write(b"line-%d" % number)
         timers[-1]()
     log.close()
     names = ("receipts.jsonl", "receipts.jsonl.1", "receipts.jsonl.2")
     assert rotated(tmp_path) == dict(zip(names, (b"", b"line-3\n", b"line-2\n"), strict=True))
-    assert len(new_files) == 4
+    assert log.files == 4
     assert file.stat().st_mode & 0o777 == 0o600
 
 
@@ -203,11 +202,11 @@ def test_no_line_is_lost_where_two_routers_rotate_a_file(tmp_path: Path) -> None
 def test_the_fleet_is_repeated_in_a_new_file() -> None:
     """A rotated file can be replayed alone."""
     made, lines = kept(scene(*ready(pod("a")))), list[bytes]()
-    writer = ReceiptWriter(lines.append)
-    for _ in range(2):
-        writer.repeat_fleet()
+    files = [0]
+    writer = ReceiptWriter(lines.append, lambda: files[0])
+    for files[0] in (0, 1, 1):
         writer.write(structs.replace(ENDED, decision=made), prompt(300))
-    assert [line.startswith(b'{"kind":"fleet"') for line in lines] == [True, False] * 2
+    assert [line.startswith(b'{"kind":"fleet"') for line in lines] == [True, False, True, False, False]
 
 
 def test_a_disk_error_stops_only_the_receipts(tmp_path: Path) -> None:

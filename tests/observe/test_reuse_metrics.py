@@ -6,7 +6,7 @@ import pytest
 
 from router.observe import class_metrics
 from router.observe.class_metrics import ReuseMetrics
-from router.observe.exposition import Registry
+from router.observe.fast_metrics import Registry
 
 
 def intervals(registry: Registry) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
 from router.observe.class_metrics import TokenMetrics
 from router.observe.ended import Ended
-from router.observe.exposition import Registry
+from router.observe.fast_metrics import Registry
 from router.policy.recording import record
 from router.types import BlocksByTier, PodId, PrefixMatch
 from tests.policy.scenes import BLOCK, held_by_tier, pod, prompt, scene
@@ -123,21 +123,3 @@ def test_tiers_add_up(data: st.DataObject, blocks: int) -> None:
     seen = Seen()
     seen.add(Direct(A), captured, held)
     assert seen.stages()[:2] == (BLOCK * max(map(sum, held.values())), captured)
-
-
-prompts_of_models = st.tuples(st.sampled_from(["m", "n"]), st.integers(0, 6), st.none() | st.integers(0, 90))
-
-
-@given(st.lists(prompts_of_models, max_size=200))
-def test_it_does_not_matter_when_they_are_counted(prompts: list[tuple[str, int, int | None]]) -> None:
-    """After each prompt, or once for all of them."""
-    once, often = Seen(), Seen()
-    for seen in (once, often):
-        for model, blocks, delivered in prompts:
-            seen.add(Direct(A), blocks * BLOCK // 2, {"a": (blocks, 0, 0, 0)}, delivered, model=model)
-            if seen is often:
-                seen.stages()
-    names = ("prompt_tokens_total", "cached_tokens_error_sum", "prefix_depth_tokens_sum", "tenant_prompt_tokens_total")
-    assert [once.sum(name) for name in names] == [often.sum(name) for name in names]
-    assert once.stages() == often.stages()
-    assert once.sum("decisions_total") == len(prompts)

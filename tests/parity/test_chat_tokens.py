@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from router.config.tokenizer_files import TokenizerSource
 from router.errors import MalformedRequest
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Endpoint, Generation, InferenceRequest
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from xxhash import xxh3_64_hexdigest
 
+from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS, QWEN3
 

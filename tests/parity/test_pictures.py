@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.hashing import generation_seed, hash_array, token_array
 from router.index.blockmap import BlockMap
@@ -24,7 +25,6 @@ from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.request.parse import parse_body, prompt_fields
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.index.decoding import decode_batch
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import GOLDENS, QWEN3

@@ -10,11 +10,11 @@ import pytest
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Trained
 
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.prompt.samples import TEXTS
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, InferenceRequest
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.loaded_tokenizers import loaded_tokenizer
 
 TEMPLATE = """\

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.prompt.samples import TEXTS
 from router.prompt.segments import GROWTH, HEADS_TRIED, SEARCHED, SHORTEST_PIECE, Cuts, find_cuts
 from router.prompt.tokenizer import Tokenizer
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.examples import examples
 
 SHARED = settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])

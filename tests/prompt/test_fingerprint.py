@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import Unrenderable
@@ -20,7 +21,6 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.examples import examples
 
 BLOCK = 16

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import MalformedRequest
 from router.hashing import token_array
 from router.prompt.samples import TEXTS
 from router.prompt.segments import SHORTEST_PIECE, Segment, SegmentCache
 from router.prompt.tokenizer import Tokenizer
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.examples import examples
 
 PLENTY = 1 << 24

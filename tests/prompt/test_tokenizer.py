@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.prompt.samples import TEXTS, samples
 from router.prompt.tokenizer import Tokenizer, encode_fast, encode_reference, fast_equal_to
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.examples import examples
 
 

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from router.apis.body_types import CHANGING_FIELDS
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.errors import ContextTooLong, RouterError
 from router.frontends import prompt_check, prompt_readers, read_threads
@@ -38,7 +39,6 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.proxy.pods import LONGER_S
 
 pytestmark = pytest.mark.anyio

@@ -238,7 +238,7 @@ def replicated(rule: HitRule | None = RULE) -> tuple[LocalStore, Callable[[Block
             facts=HolderFacts(url=POD.url, rule=rule),
             changes=changes,
         )
-        assert store.index.apply(GENERATION, entry, 0.0)
+        assert store.apply_entry(GENERATION, entry, 0.0)
 
     write()
     return store, write

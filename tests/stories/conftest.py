@@ -31,6 +31,7 @@ from router.config.schema import (
     TracingConfig,
     UsageFile,
 )
+from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.fleet.breaker import Probes
 from router.frontends.http.listen_sockets import address_of, bind_port
@@ -45,7 +46,6 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.queues import ModelQueue
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
 

@@ -25,8 +25,8 @@ from router.config.schema import ModelConfig, Receipts, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
-from router.wiring.agent import Agent
 from router.wiring.program import Program
+from router.wiring.publisher_process import PublisherProcess
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
@@ -52,7 +52,7 @@ class ClusterDeployment:
     stack: AsyncExitStack
     receipts: Receipts = field(default_factory=Receipts)
     tenants: str | None = None
-    agents: list[Agent] = field(default_factory=list)
+    processes: list[PublisherProcess] = field(default_factory=list)
     lives: list[AsyncExitStack] = field(default_factory=list)
 
     def config(self, **redis: Any) -> RouterConfig:
@@ -74,18 +74,18 @@ class ClusterDeployment:
         client, admin, url = await self.stack.enter_async_context(serving(program))
         return Deployment(self.engines, program, client, admin, url)
 
-    async def publisher(self, **publish: Any) -> Agent:
+    async def publisher(self, **publish: Any) -> PublisherProcess:
         """Start a publisher for all engines."""
         generation = Generation(model="demo", tokenizer=self.tokenizer.fingerprint)
         config = self.config()
         given = config.model_copy(update={"publish": config.publish.model_copy(update=publish)})
-        agent = Agent(given, {"demo": generation})
+        process = PublisherProcess(given, {"demo": generation})
         life = AsyncExitStack()
-        await life.enter_async_context(agent.app.router.lifespan_context(agent.app))
+        await life.enter_async_context(process.app.router.lifespan_context(process.app))
         self.stack.push_async_exit(life)
         self.lives.append(life)
-        self.agents.append(agent)
-        return agent
+        self.processes.append(process)
+        return process
 
     async def stop_publisher(self) -> None:
         """Stop as on SIGTERM."""
@@ -202,7 +202,7 @@ async def test_new_weights_do_not_match_blocks_of_the_old(cluster: ClusterDeploy
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))
     await reset(cluster)
-    cluster.agents[0].publisher.replace_revision("demo", "2")
+    cluster.processes[0].publisher.replace_revision("demo", "2")
     await second.until(partial(is_unknown, second, question("bees")))
     pod = (await first.chat(question("bees"))).headers["x-warmroute-pod"]
     await second.until(partial(found_on, second, question("bees"), pod))

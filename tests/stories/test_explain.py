@@ -17,7 +17,7 @@ from loadtest.mock_engine.faults import Fault, FaultKind
 from router.cli import main
 from router.cli.replay import choices
 from router.observe.declared import of_decisions, of_pods, of_requests
-from router.observe.declared.declaration import MetricKind
+from router.observe.fast_metrics import MetricKind
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from loadtest.commands.child_processes import Child, child
-from router.config.certificates import ListenCertificate
+from router.config.credentials import ListenCertificate
 from router.config.schema import ListenTls
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
 from tests.redis_servers.server import TlsFiles, free_port, tls_material

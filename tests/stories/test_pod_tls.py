@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.certificates import tls_of
+from router.config.credentials import tls_of
 from router.config.schema import Limits
 from router.errors import ConfigError, UpstreamError
 from router.frontends.http.upstream import UpstreamPools

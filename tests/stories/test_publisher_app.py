@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 from router.cli.admin_client import AdminClient
 from router.cli.doctor import PROBES, Finding, findings
 from router.config.index_schema import StandardBackend
-from router.wiring.agent import Agent
+from router.wiring.publisher_process import PublisherProcess
 from tests.index_verify import verify_index
 from tests.stories.conftest import SOURCE, TEMPLATE
 from tests.stories.test_cluster import ClusterDeployment, cluster, found_on, question, redis
@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
 @asynccontextmanager
-async def publisher_client(agent: Agent) -> AsyncIterator[httpx.AsyncClient]:
+async def publisher_client(process: PublisherProcess) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the publisher's HTTP server, without a socket."""
-    transport = httpx.ASGITransport(app=agent.app)
+    transport = httpx.ASGITransport(app=process.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://publisher") as client:
         yield client
 
@@ -52,7 +52,7 @@ def event(number: int, **fields: Any) -> dict[str, Any]:
 
 async def test_readiness_and_metrics_of_a_publisher(cluster: ClusterDeployment) -> None:
     """Ready once all holders are in the index; its metrics list every holder."""
-    async with publisher_client(cluster.agents[0]) as client:
+    async with publisher_client(cluster.processes[0]) as client:
 
         async def ready() -> bool:
             return (await client.get("/readyz")).status_code == 200
@@ -68,9 +68,9 @@ async def test_readiness_and_metrics_of_a_publisher(cluster: ClusterDeployment) 
 
 async def test_a_pod_that_is_gone_leaves_the_index_and_the_metrics(cluster: ClusterDeployment) -> None:
     """Its blocks cannot be read any more."""
-    agent = cluster.agents[0]
-    stays, leaves = (status.pod for status in agent.fleet.snapshot.pods)
-    async with publisher_client(agent) as client, Redis.from_url(cluster.redis.url) as connection:
+    process = cluster.processes[0]
+    stays, leaves = (status.pod for status in process.fleet.snapshot.pods)
+    async with publisher_client(process) as client, Redis.from_url(cluster.redis.url) as connection:
 
         async def published() -> bool:
             return bool([key async for key in connection.scan_iter(f"*:holder:{leaves.id}")])
@@ -79,18 +79,18 @@ async def test_a_pod_that_is_gone_leaves_the_index_and_the_metrics(cluster: Clus
             return not await published()
 
         await until(published)
-        agent.fleet.sync([stays])
-        assert [holder.id for holder in agent.publisher.holders] == [stays.id]
+        process.fleet.sync([stays])
+        assert [holder.id for holder in process.publisher.holders] == [stays.id]
         await until(removed)
         assert leaves.id not in (await client.get("/metrics")).text
 
 
 async def test_a_revision_is_replaced_over_http(cluster: ClusterDeployment) -> None:
     """404 for a model that is not published."""
-    async with publisher_client(cluster.agents[0]) as client:
+    async with publisher_client(cluster.processes[0]) as client:
         answer = await client.post("/revision", json={"model": "demo", "revision": "2"})
         assert answer.json() == {"model": "demo", "revision": "2"}
-        assert all(holder.generation.revision == "2" for holder in cluster.agents[0].publisher.holders)
+        assert all(holder.generation.revision == "2" for holder in cluster.processes[0].publisher.holders)
         refused = await client.post("/revision", json={"model": "other", "revision": "2"})
         assert refused.status_code == 404 and "demo" in refused.json()["error"]
 
@@ -98,13 +98,13 @@ async def test_a_revision_is_replaced_over_http(cluster: ClusterDeployment) -> N
 async def test_any_tier_can_send_standardised_events(cluster: ClusterDeployment) -> None:
     """An object, a list or JSON lines. Repeated events are ignored, invalid ones rejected; a gap is recorded."""
     store = StandardBackend(kind="standard", backend="shelf", model="demo", readable_by="*")
-    agent = await cluster.publisher(stores=(store,))
-    async with publisher_client(agent) as client:
+    process = await cluster.publisher(stores=(store,))
+    async with publisher_client(process) as client:
         lines = "\n".join(json.dumps(event(number)) for number in (1, 2))
         assert (await client.post("/kv-events", content=lines)).json() == {"applied": 2, "known": 0}
         assert (await client.post("/kv-events", content=lines)).json() == {"applied": 0, "known": 2}
         assert (await client.post("/kv-events", json=[event(5)])).json() == {"applied": 1, "known": 0}
-        holder = next(each for each in agent.publisher.holders if each.id.startswith("shelf"))
+        holder = next(each for each in process.publisher.holders if each.id.startswith("shelf"))
         assert not holder.complete
         for bad, field in ((event(6, backend_id="attic"), "backend_id"), (event(6, token_ids=[1]), "token_ids")):
             refused = await client.post("/kv-events", json=bad)
@@ -162,7 +162,7 @@ async def until(holds: Any) -> None:
 
 async def test_an_invalid_revision_is_refused_without_its_values(cluster: ClusterDeployment) -> None:
     """The answer names the field and is short."""
-    async with publisher_client(cluster.agents[0]) as client:
+    async with publisher_client(cluster.processes[0]) as client:
         answer = await client.post("/revision", json={"model": "demo", "revision": {"secret": "x" * 5000}})
         assert (answer.status_code, answer.json()["field"]) == (422, "revision")
         assert "secret" not in answer.text and len(answer.content) < 1000

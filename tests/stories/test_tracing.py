@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from router.config.schema import TracingConfig
 from router.errors import ConfigError
 from router.phases import PHASES
-from router.wiring.decision_records import build_tracing
+from router.wiring.core_parts import build_tracing
 from tests.otlp_receiver import Collector, attributes, collecting
 from tests.stories.conftest import Deploy
 from tests.stories.test_first_light import opening

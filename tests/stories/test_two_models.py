@@ -21,13 +21,13 @@ from router.config.load import shipped
 from router.config.models import ModelPrior, prior_speed
 from router.config.pod_schema import PodConfig
 from router.config.schema import CostPrior, ModelConfig, RouterConfig
+from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.fleet.breaker import Probes
 from router.policy.calibration import class_key
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource, load_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
 from tests.stories.test_first_light import opening
 

@@ -16,9 +16,9 @@ EXCEPTIONS = {
     "router/feeds/discovery/pod_facts.py": "the id of a pod and a port",
     "router/frontends/extproc/gateway_exchange.py": "the family before a gRPC peer",
     "router/frontends/extproc/messages.py": "the type of a field",
-    "loadtest/hostile_soak.py": "the kind of an attack",
+    "loadtest/faults/hostile_soak.py": "the kind of an attack",
     "loadtest/peers/compare.py": "a line of /proc",
-    "loadtest/soak.py": "an address of /proc, in hexadecimal digits",
+    "loadtest/faults/soak.py": "an address of /proc, in hexadecimal digits",
 }
 """Files with something else than addresses that has a colon, and what."""
 PARSERS = ("urlsplit", "urlparse")

@@ -19,7 +19,6 @@ TRUSTED = {
     "cli/": "a tool of the operator, who stops it",
     "config/": "files of the operator",
     "guards.py": "the bounds themselves",
-    "wiring/tokenizer_files.py": "files of the operator",
 }
 """Folders and files that read nothing of others."""
 _CLIENT = "a client's body, within `limits`; long ones are read in a thread or in slices"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from loadtest.scenario import load_scenario
+from loadtest.fleets.scenario import load_scenario
 from router.cli import _app
 from router.config.load import load, read_document
 from router.config.policy_files import PolicyLibrary, check

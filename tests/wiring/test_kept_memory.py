@@ -18,16 +18,16 @@ from router.config.load import shipped
 from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
 from router.config.schema import Log, ModelConfig, Receipts, RouterConfig
+from router.config.tokenizer_files import TokenizerSource
 from router.errors import RouterError
 from router.feeds.discovery.membership import ListedPod
 from router.fleet.fleet import PodEvent
 from router.observe.class_metrics import COUNTED_TENANTS
-from router.observe.exposition import PLAIN
+from router.observe.fast_metrics import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
-from router.wiring.tokenizer_files import TokenizerSource
 from tests.api.test_openai_edge import Client
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B

@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from router.addresses import join_address
-from router.config.certificates import check_authority
+from router.config.credentials import check_authority
 from router.config.pod_keys import read_key
 from router.config.pod_schema import KubernetesApi
 from router.errors import ConfigError, UpstreamError

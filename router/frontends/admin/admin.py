@@ -3,7 +3,7 @@
 GET    /livez                       the process is alive; for everyone
 GET    /readyz                      whether the router is ready; for callers with a token, with pods and policies
 GET    /metrics                     for Prometheus; OpenMetrics, with exemplars, if `accept` names it
-GET    /ui                          the operators' page; /ui/events is its data (`live_page.py`)
+GET    /ui                          the operators' page; /ui/events is its data
 GET    /admin/pods                  every pod with its state and load
 POST   /admin/pods                  add a pod: an entry as under `pods` in router.yaml
 DELETE /admin/pods/{id}             remove it
@@ -40,14 +40,14 @@ from router.feeds.discovery.membership import Membership
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.drains import Drain, Drains, selector_of, selects
 from router.fleet.fleet import Fleet
-from router.frontends.admin.live_page import SnapshotStream, add_page_routes
 from router.frontends.admin.lora_adapters import LoraAdapters, PodAnswer
+from router.frontends.admin.page_snapshot import SnapshotStream, add_page_routes
 from router.frontends.admin.views import describe_policies
 from router.frontends.http.app import bare_app, probe_response
 from router.guards import Bound, OutOfBounds
 from router.observe.changes import Change
 from router.observe.ended import RecordedDecision
-from router.observe.exposition import TextFormat, accepted_format
+from router.observe.fast_metrics import TextFormat, accepted_format
 from router.observe.receipts import explained
 from router.observe.recent_decisions import Kept
 from router.request.inbound import HeaderList, first_values

@@ -17,10 +17,10 @@ from starlette.types import ASGIApp
 
 from router.addresses import read_address
 from router.admission.tenant import Admitted
-from router.config.bearer_file import BearerFile
+from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
-from router.frontends.admin.live_page import PAGE_PATH
+from router.frontends.admin.page_snapshot import PAGE_PATH
 from router.frontends.http.cors import is_foreign_page
 from router.frontends.http.http_edge import HttpEdge
 from router.request.inbound import Head

@@ -23,9 +23,8 @@ from router.decision import Direct
 from router.errors import UnknownEndpoint, shortened
 from router.observe import thresholds
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
-from router.observe.declared.declaration import Declaration
 from router.observe.ended import CLIENT_GONE
-from router.observe.fast_metrics import Labels, Numbers
+from router.observe.fast_metrics import Declaration, Labels, Numbers
 from router.observe.recent_decisions import RecentDecisions
 from router.policy.decide import expected_ttft_ms
 from router.types import Matching, PodId, PodState, PodStatus

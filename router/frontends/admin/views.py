@@ -18,8 +18,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
 from router.observe.declared import of_pods, of_requests
-from router.observe.exposition import TextFormat
-from router.observe.fast_metrics import Labels
+from router.observe.fast_metrics import Labels, TextFormat
 from router.observe.metrics import Metrics, replace_pools
 from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS

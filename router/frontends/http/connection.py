@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import httptools
 
-from router.config.schema import Limits
 from router.errors import StaleConnection, UpstreamBroken, UpstreamTimeout
 from router.request.inbound import HeaderList
 from router.types import PodId
+
+if TYPE_CHECKING:
+    from router.config.schema import Limits
 
 Sink: TypeAlias = Callable[[bytes], bool]
 """Takes a piece of body; returns False when it cannot take more for now."""

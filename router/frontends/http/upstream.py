@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from router.addresses import split_url, url_address
-from router.config.certificates import tls_of
+from router.config.credentials import tls_of
 from router.config.pod_keys import key_headers
 from router.config.schema import Limits
 from router.engines.adapter import rank_headers

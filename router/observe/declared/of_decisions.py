@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import counter, gauge, histogram
 from router.observe.declared.of_requests import SECONDS
+from router.observe.fast_metrics import counter, gauge, histogram
 
 DECISIONS = counter(
     "warmroute_decisions",

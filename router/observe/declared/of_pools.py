@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import gauge
+from router.observe.fast_metrics import gauge
 
 _POOL = "pool model role"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import counter, gauge, histogram
+from router.observe.fast_metrics import counter, gauge, histogram
 
 LOOP_LAG_S = histogram(
     "warmroute_loop_lag_seconds",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.observe.declared.declaration import counter, gauge
+from router.observe.fast_metrics import counter, gauge
 
 _HOLDER = "model holder"
 

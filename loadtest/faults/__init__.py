@@ -1,0 +1,1 @@
+"""What must not hurt good clients: attacks, killed parts, incidents, updates, long runs, long callbacks."""

@@ -1,0 +1,1 @@
+"""Questions that the simulator answers: policies, queues, caches, updates, and other routers."""
