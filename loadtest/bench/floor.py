@@ -29,7 +29,7 @@ from loadtest.bench.bodies import MODEL
 from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
 
 Read = Callable[[bytes], object]
@@ -124,8 +124,8 @@ def reader() -> Read:
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), generation)
 
     def read(body: bytes) -> object:
-        parsed = parse_body(Endpoint.CHAT, body)
-        prompt = prompt_fields(Endpoint.CHAT, parsed)
+        parsed = PARSERS[Endpoint.CHAT].parse(body)
+        prompt = PARSERS[Endpoint.CHAT].prompt_fields(parsed)
         request = InferenceRequest(id="", endpoint=Endpoint.CHAT, model=parsed.model, body=body, prompt=prompt)
         return fingerprinter.fingerprint(request)
 

@@ -8,8 +8,9 @@ from typing import Any
 from loadtest.simulator.router_view import RouterView
 from loadtest.simulator.session_turn import SessionTurn
 from loadtest.simulator.world import World
-from router.admission.queue_candidates import queue_candidate
+from router.admission.admission_queue import queue_candidate
 from router.admission.tenant import Slo
+from router.decision import Candidate
 from router.errors import Overloaded
 from router.policy.decide import expected_ttft_ms
 
@@ -28,17 +29,17 @@ class EarlyRejectionWorld(World):
     """A request is refused if its prefill or its decoding is predicted to miss the SLO: Mooncake's rule (2407.00079),
     with the predicted load of the decoding pod."""
 
-    def _dispatch(self, turn: SessionTurn) -> None:
+    def attempt(self, turn: SessionTurn, candidate: Candidate) -> None:
         context, core = turn.context, turn.core
         assert context.decision is not None
         best, inflight = context.decision.candidates[0], core.state.ledger.inflight()
-        candidate = queue_candidate(
+        predicted = queue_candidate(
             best, inflight, core.clock.now_s(), context.prompt_tokens, expected_ttft_ms(best.cost)
         )
-        if candidate.ttft_ms > _ttft_limit_ms(turn) or candidate.step_ms > _slo(turn).tpot_ms:
-            self._refuse(turn, Overloaded(LATE, 0.0))
-        else:
-            super()._dispatch(turn)
+        is_late = predicted.ttft_ms > _ttft_limit_ms(turn) or predicted.step_ms > _slo(turn).tpot_ms
+        if is_late and context.tries == 1:
+            raise Overloaded(LATE, 0.0)
+        super().attempt(turn, candidate)
 
 
 class SaturationWorld(World):
@@ -51,10 +52,10 @@ class SaturationWorld(World):
 
     def __init__(self, *values: Any, **settings: Any) -> None:
         super().__init__(*values, **settings)
-        self._waiting: defaultdict[RouterView, deque[tuple[float, SessionTurn]]] = defaultdict(deque)
+        self._held: defaultdict[RouterView, deque[tuple[float, SessionTurn]]] = defaultdict(deque)
 
-    def _prepare(self, turn: SessionTurn) -> None:
-        waiting = self._waiting[turn.router]
+    def _begin(self, turn: SessionTurn) -> None:
+        waiting = self._held[turn.router]
         waiting.append((self._clock.now_ms + _ttft_limit_ms(turn), turn))
         if len(waiting) == 1:
             self._send_in_order(waiting)
@@ -64,13 +65,13 @@ class SaturationWorld(World):
             until_ms, turn = waiting[0]
             if self._clock.now_ms > until_ms:
                 waiting.popleft()
-                self._refuse(turn, Overloaded(LATE, 0.0))
+                turn.refuse(Overloaded(LATE, 0.0))
             elif self._is_saturated():
                 self._clock.call_in(self.recheck_ms, self._send_in_order, waiting)
                 return
             else:
                 waiting.popleft()
-                super()._prepare(turn)
+                super()._begin(turn)
 
     def _is_saturated(self) -> bool:
         loads = [pod.load for pod in self._pods.values()]

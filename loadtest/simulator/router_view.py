@@ -18,6 +18,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from loadtest.simulator.virtual_clock import VirtualClock
+from router.admission.admission_queue import AdmissionQueue
 from router.admission.tenant import NO_SLO, Slo
 from router.config.index_schema import Index
 from router.config.policy_files import load_classes
@@ -37,11 +38,11 @@ from router.policy.policy_set import PolicySet
 from router.policy.retry import RetryBudget
 from router.policy.spec import Policy
 from router.request.attempt_rules import AttemptRules
-from router.request.clock import Clock
-from router.request.core import CoreSettings, Observers, build_core
 from router.request.decisions import Routing
-from router.request.fleet_state import FleetState
-from router.request.queues import ModelQueue, QueueSettings
+from router.request.effects import Turns
+from router.request.fleet_state import Clock, FleetState
+from router.request.life import Core, Observers
+from router.request.queues import QueueSettings, RequestQueues
 from router.stores.prefix_store import LocalStore
 from router.types import BlockChange, Generation, Links, Pod, PodId, PodLoad, PrefixMatch, PromptPrefix, Scene
 
@@ -151,7 +152,7 @@ class RouterView:
         self.slo = settings.slo
         self._clock = clock
         self._refresh = refresh
-        self._calls: dict[ModelQueue, int] = {}
+        self._calls: dict[AdmissionQueue, int] = {}
         """The number of the only call that counts, by queue: requests in the queue of an earlier core still wait."""
         self.restart()
 
@@ -170,10 +171,8 @@ class RouterView:
         )
         clock = Clock(lambda: self._clock.now_s, lambda: self._clock.now_s)
         routing = Routing(lambda: self._policies, Classes(_shipped_classes(None)), lambda _model: self.slo)
-        settings = CoreSettings(rules=_rules(self._settings.knowledge), queue=self._queue)
-        self.core = build_core(state, settings, routing, self._settings.observers, clock)
-        if self.core.queues is not None:
-            self.core.queues.on_change = self._call_in
+        rules = _rules(self._settings.knowledge)
+        self.core = Core(state, rules, routing, self._settings.observers, clock, queue=self._queue)
 
     @property
     def ledger(self) -> Ledger:
@@ -187,17 +186,18 @@ class RouterView:
             scraped = replace(load, our_prompts=self.ledger.on(pod_id).prefill_requests)
             self.core.state.fleet.observe_load(pod_id, scraped)
 
-    def _call_in(self, queue: ModelQueue, after_ms: float = 0.0) -> None:
+    def send_waiting(self, queues: RequestQueues, queue: AdmissionQueue, turns: Turns, after_ms: float = 0.0) -> None:
+        """Send requests of a queue after this time, which may be one of an earlier core."""
         number = self._calls[queue] = self._calls.get(queue, 0) + 1
-        self._clock.call_in(after_ms, self._send, queue, number)
+        self._clock.call_in(after_ms, self._send, queues, queue, turns, number)
 
-    def _send(self, queue: ModelQueue, number: int) -> None:
+    def _send(self, queues: RequestQueues, queue: AdmissionQueue, turns: Turns, number: int) -> None:
         if number != self._calls[queue] or not queue:
             return
         self._refresh(self)
-        wait_ms = queue.send_next(self._clock.now_s)
+        wait_ms = queues.send_next(queue, self._clock.now_s, turns)
         if wait_ms < math.inf:
-            self._call_in(queue, wait_ms)
+            self.send_waiting(queues, queue, turns, wait_ms)
 
     def apply_step(self, pod: PodId, began_s: float) -> None:
         """Tokens of requests in flight have arrived: the pod's current step began then."""

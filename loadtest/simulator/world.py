@@ -25,9 +25,10 @@ from loadtest.simulator.traffic import IdealCache, Session, Traffic, TrafficRequ
 from loadtest.simulator.view_updates import ViewUpdates
 from loadtest.simulator.virtual_clock import VirtualClock
 from loadtest.simulator.virtual_job import Job, Progress
+from router.admission.fair_order import Waiting
 from router.admission.tenant import OPEN_TENANT
 from router.decision import Candidate, Pull, Split
-from router.errors import ConfigError, RouterError
+from router.errors import ConfigError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
 from router.types import Generation, PodId
@@ -78,6 +79,7 @@ class World:
             self.views.append(view)
         self._admission = admission
         self._next_router = cycle(self.views)
+        self._waiting: dict[Waiting, SessionTurn] = {}
         self._transfers = LinkSharing(self._bandwidths())
         self._versions = dict.fromkeys(self._pods, 0)
         self._last_start_ms = 0.0
@@ -147,45 +149,22 @@ class World:
         self._running += 1
         request_id, tenant = str(len(self._outcomes)), self._admission.tenants.get(session.kind, OPEN_TENANT)
         context = new_context(request_id, repr(session.start_s), tenant, self._generation.model, self._clock.now_s)
-        self._prepare(SessionTurn(next(self._next_router), context, session, number, self._generation, outcome))
+        router = next(self._next_router)
+        turn = SessionTurn(self, router, context, session, number, self._generation, outcome, self._waiting)
+        self._begin(turn)
 
-    def _prepare(self, turn: SessionTurn) -> None:
+    def _begin(self, turn: SessionTurn) -> None:
         self._updates.refresh(turn.router)
-        self._proceed(turn, None)
+        turn.resume()
 
-    def _proceed(self, turn: SessionTurn, error: RouterError | None) -> None:
-        """Go on with its preparation, then dispatch it. `error` refuses it."""
-        try:
-            ticket = turn.prepare(error)
-        except RouterError as refusal:
-            self._refuse(turn, refusal.with_traceback(None))  # its frames would refer to it
-            return
-        if ticket is None:
-            self._dispatch(turn)
-        else:
-            ticket.settle = partial(self._proceed, turn)
-
-    def _refuse(self, turn: SessionTurn, error: RouterError) -> None:
-        turn.end(error)
-        self._refused(turn, error.code)
-
-    def _refused(self, turn: SessionTurn, reason: str) -> None:
-        turn.outcome.refused = reason
-        turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
-        self._end(turn)
-
-    def _dispatch(self, turn: SessionTurn) -> None:
-        try:
-            best = turn.attempt()
-        except RouterError as error:
-            self._refuse(turn, error)
-            return
-        self._ideal_cached_tokens += self._ideal.serve(turn.request)
-        turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
-        every = self._conditions.regret_every
-        if every and len(self._outcomes) % every == 0:
-            turn.outcome.regret_ms = self._regret_ms(turn.request, best.pod.id)
-        self._send_in(turn, best)
+    def attempt(self, turn: SessionTurn, candidate: Candidate) -> None:
+        if turn.context.tries == 1:
+            self._ideal_cached_tokens += self._ideal.serve(turn.request)
+            turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
+            every = self._conditions.regret_every
+            if every and len(self._outcomes) % every == 0:
+                turn.outcome.regret_ms = self._regret_ms(turn.request, candidate.pod.id)
+        self._send_in(turn, candidate)
 
     def _send_in(self, turn: SessionTurn, candidate: Candidate) -> None:
         """Send a booked request when the router has handled it."""
@@ -237,11 +216,7 @@ class World:
         try:
             self._pods[pod_id].submit(Job(turn, request, arrived_tokens), self._clock.now_ms)
         except ValueError:
-            candidate = turn.refused(pod_id)
-            if candidate is None:
-                self._refused(turn, "does not fit")
-            else:
-                self._send_in(turn, candidate)
+            turn.refused(pod_id)
             return
         self._schedule_wake(pod_id)
 
@@ -308,7 +283,6 @@ class World:
         """The router receives the last token."""
         turn.outcome.e2e_ms = self._clock.now_ms - turn.outcome.arrived_ms
         turn.complete(pod_id, turn.outcome.cached_tokens)
-        self._end(turn)
 
     def _hand_off(self, turn: SessionTurn, prefill: PodId) -> None:
         turn.computed(turn.outcome.cached_tokens)
@@ -318,7 +292,10 @@ class World:
         kv_bytes = missing * self._fleet[prefill].known.kv_bytes_per_token
         self._transfer(turn, prefill, decode, kv_bytes, turn.request.prompt_tokens - 1)
 
-    def _end(self, turn: SessionTurn) -> None:
+    def ended(self, turn: SessionTurn, refused: str) -> None:
+        if refused:
+            turn.outcome.refused = refused
+            turn.outcome.waited_ms = self._clock.now_ms - turn.outcome.arrived_ms
         self._running -= 1
         self._on_progress(len(self._outcomes) - self._running)
         session, number = turn.session, turn.number + 1

@@ -164,16 +164,16 @@ class RollingWorld(World):
         """Send the rest of a stream to another pod. Without continuation, one of which tokens were sent ends."""
         has_begun, error = turn.context.first_token_s is not None, UpstreamBroken("its pod is replaced", pod=pod_id)
         if has_begun and not self._rollout.continues:
-            self._refuse(turn, error)
+            turn.refuse(error)
             return
         rest = after(turn.request, tokens, self._generation.block_size_tokens) if has_begun else turn.request
         try:
             candidate = turn.moved(pod_id, rest)
         except RouterError as refusal:
-            self._refuse(turn, refusal.with_traceback(None))
+            turn.refuse(refusal.with_traceback(None))
             return
         if candidate is None:
-            self._refuse(turn, error)
+            turn.refuse(error)
             return
         if has_begun:
             self._moved_ms.setdefault(turn, self._clock.now_ms)

@@ -8,7 +8,7 @@ the time, and asks again when `next_s` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, count, islice
@@ -18,9 +18,73 @@ import msgspec
 from pydantic import ConfigDict, Field, PositiveFloat, PositiveInt
 
 from router.admission.fair_order import FairOrder, FairShares, Waiting
-from router.admission.pace import HandoffsDue, PrefillPace, prefill_share
 from router.admission.tenant import Tenant
-from router.types import PodId
+from router.decision import Candidate, Split
+from router.types import PRIOR_OUTPUT_TOKENS, InFlight, Pod, PodId, Role
+
+MAX_NAMES = 10_000
+"""Beyond that, those that are not ahead of their pace are dropped."""
+HEADROOM = 1.2
+"""Decode steps may take up to 1 / 1.2 of their limit on average."""
+MIN_SHARE = 0.05
+"""A pod whose decode steps leave no time for prompts gets them for this share of its time."""
+
+
+def prefill_share(step_ms: float, tpot_ms: float) -> float:
+    """The share of a pod's time for prompts, if its decode steps of `step_ms` may become `tpot_ms` / `HEADROOM` on
+    average: if prompts take a share s of the time, a step of d ms becomes d / (1 - s), as those who decode wait. And as
+    an answer of few tokens waits for a whole prompt or for none, a pod gets some time between two of them."""
+    return max(1 - HEADROOM * step_ms / tpot_ms, MIN_SHARE)
+
+
+class PrefillPace:
+    """Prefill by pod: the time at which its prompts are computed at its pace, as in GCRA (ITU-T I.371). It may be
+    `burst_ms` ahead of its pace."""
+
+    def __init__(self, burst_ms: float = 0.0) -> None:
+        self._burst_s = burst_ms / 1000
+        self._even_s: dict[str, float] = {}
+
+    def wait_ms(self, pod: str, now_s: float) -> float:
+        """The time until the next prompt is due; 0 if it is."""
+        return max(self._even_s.get(pod, now_s) - now_s - self._burst_s, 0.0) * 1000
+
+    def sent(self, pod: str, prefill_ms: float, pace: float, now_s: float, rest_ms: float = 0.0) -> float:
+        """Count a prompt that was sent. `pace`: milliseconds of prefill in a millisecond. `rest_ms`: the time without
+        prompts after it, at least. Returns the milliseconds that it takes at this pace."""
+        if len(self._even_s) >= MAX_NAMES:
+            self._even_s = {one: at_s for one, at_s in self._even_s.items() if at_s > now_s}
+        even_s, taken_ms = self._even_s.get(pod, now_s), max(prefill_ms / pace, prefill_ms + rest_ms)
+        self._even_s[pod] = max(even_s, now_s) + taken_ms / 1000
+        return taken_ms
+
+
+MAX_DELAY_S = 0.3
+"""How much later a handed-over prompt may get its first token."""
+
+
+class HandoffsDue:
+    """When prompts arrive at decode pods whose prefill pods compute them now, by decode pod.
+
+    A decode pod also computes short prompts itself. Those that are handed over to it wait meanwhile, because an engine
+    first completes what it has begun. So it gets no prompt that would delay them."""
+
+    def __init__(self) -> None:
+        self._due_s: dict[str, list[float]] = {}
+
+    def sent(self, pod: str, due_s: float, now_s: float) -> None:
+        """A prompt is handed over to `pod` at `due_s`."""
+        if len(self._due_s) >= MAX_NAMES:
+            self._due_s = {name: due for name, due in self._due_s.items() if max(due) > now_s}
+        self._due_s[pod] = [*(one for one in self._due_s.get(pod, ()) if one > now_s), due_s]
+
+    def wait_ms(self, pod: str, prefill_ms: float, now_s: float) -> float:
+        """The time until the pod can compute a prompt for so long and delay none that is due by now."""
+        due_s = self._due_s.get(pod)
+        if not due_s:
+            return 0.0
+        until_s = now_s + prefill_ms / 1000 - MAX_DELAY_S
+        return max((one - now_s for one in due_s if now_s < one < until_s), default=0.0) * 1000
 
 
 class LearntMargin(msgspec.Struct, gc=False):
@@ -123,14 +187,6 @@ class QueueCandidate(msgspec.Struct, frozen=True, gc=False):
     room_ms: float = 0.0
 
 
-class Offer(msgspec.Struct, frozen=True, gc=False):
-    """A new request. It has to get its first token in `ttft_limit_ms`."""
-
-    tenant: Tenant
-    ttft_limit_ms: float
-    body_bytes: int = 0
-
-
 class Reason(StrEnum):
     FLEET = "fleet"
     """All pods are busy."""
@@ -186,12 +242,15 @@ class AdmissionQueue:
     def __len__(self) -> int:
         return len(self._order)
 
+    def __iter__(self) -> Iterator[Waiting]:
+        return self._order.in_order()
+
     @property
     def _longest_wait_ms(self) -> float:
         """After it, a request is refused that was predicted to wait no longer than the limit."""
         return 2 * self._limits.max_wait_ms
 
-    def send_at_once(self, request: Offer, candidate: QueueCandidate, now_s: float, pods: int = 1) -> bool:
+    def send_at_once(self, request: Waiting, candidate: QueueCandidate, now_s: float, pods: int = 1) -> bool:
         """Whether a new request goes to its best candidate now: it is in time, and either nobody waits and the pod is
         open, or its tenant has not used its share: then those who use more wait for it. Counts it as sent if so."""
         if candidate.ttft_ms > request.ttft_limit_ms:
@@ -208,8 +267,8 @@ class AdmissionQueue:
         return True
 
     def offer(
-        self, request: Offer, candidates: Sequence[QueueCandidate], now_s: float, pods: int = 0
-    ) -> Waiting | Refusal:
+        self, request: Waiting, candidates: Sequence[QueueCandidate], now_s: float, pods: int = 0
+    ) -> Refusal | None:
         """Queue a new request, or refuse it because it would be late or the queue is full. `candidates`, at least one,
         are of any number of its model's `pods`. A pod may be open at once."""
         late_ms = self._late_ms(request, candidates, now_s, pods, own=True)
@@ -219,10 +278,11 @@ class AdmissionQueue:
             return Refusal(reason, late_ms / 1000)
         best = self._choose(candidates, now_s, self._limits.max_wait_ms)
         spare_ms = min(request.ttft_limit_ms - (best.ttft_ms - best.queue_ms), self._longest_wait_ms)
-        one = Waiting(next(self._numbers), request.tenant, now_s + spare_ms / 1000, best.prefill_ms, request.body_bytes)
-        self._order.add(one)
-        self.held_bytes += one.body_bytes
-        return one
+        request.number, request.start_by_s = next(self._numbers), now_s + spare_ms / 1000
+        request.prefill_ms = best.prefill_ms
+        self._order.add(request)
+        self.held_bytes += request.body_bytes
+        return None
 
     def overflow(self) -> Waiting | None:
         """Take out the request that the queue is too full for: the last of the tenant with the most prefill for its
@@ -245,13 +305,14 @@ class AdmissionQueue:
         return one
 
     def leave(self, one: Waiting) -> None:
-        """Take out a request whose client is gone, or that is refused. Raises `KeyError` if it does not wait."""
-        self._order.remove(one)
-        self.held_bytes -= one.body_bytes
+        """Take out a request whose client is gone, or that is refused. Idempotent."""
+        if one.is_queued:
+            self._order.remove(one)
+            self.held_bytes -= one.body_bytes
 
     def first(self) -> list[Waiting]:
         """The requests to try to send, in order."""
-        return list(islice(self._order.in_order(), LOOKS))
+        return list(islice(self, LOOKS))
 
     def try_send(self, one: Waiting, candidates: Sequence[QueueCandidate], now_s: float) -> QueueCandidate | Closed:
         """The best of at least one candidate of a waiting request, if it is open: the request does not wait any more.
@@ -304,7 +365,7 @@ class AdmissionQueue:
         return min(in_time, key=lambda one: one.cost_ms + max(self._wait_ms(one, now_s) - one.queue_ms, 0.0))
 
     def _late_ms(
-        self, request: Offer, candidates: Sequence[QueueCandidate], now_s: float, pods: int, *, own: bool
+        self, request: Waiting, candidates: Sequence[QueueCandidate], now_s: float, pods: int, *, own: bool
     ) -> float:
         """How much later than allowed the first token would come, with the error of predictions."""
         limits = self._limits
@@ -329,3 +390,45 @@ class AdmissionQueue:
             ahead_ms -= (wait_ms - at_ms) * share
             at_ms, share = wait_ms, share + more
         return at_ms + ahead_ms / share
+
+
+FULL_SHARE = 0.9
+"""The share of a pod's KV for prompts; the rest is for answers."""
+_IDLE = InFlight()
+
+
+def queue_candidate(
+    candidate: Candidate, inflight: Mapping[PodId, InFlight], now_s: float, prompt_tokens: int, ttft_ms: float
+) -> QueueCandidate:
+    """The decode step counts all requests on the pod, since those without a first token will decode when this prompt is
+    computed (Mooncake, 2407.00079), but not this one: in an overload, a few percent would refuse most long prompts.
+    What is handed over waits for the prompts that the decode pod computes itself, and for room for its KV."""
+    plan, answering = candidate.plan, candidate.plan.pod
+    computing = plan.prefill if isinstance(plan, Split) else answering
+    there = inflight.get(answering.id, _IDLE)
+    ahead = inflight.get(computing.id, _IDLE)
+    if answering is not computing and there.prefill_requests:
+        ttft_ms = max(ttft_ms, there.queue_ms(now_s))
+    return QueueCandidate(
+        pod=computing.id,
+        cost_ms=candidate.cost.total_ms,
+        ttft_ms=ttft_ms,
+        queue_ms=ahead.queue_ms(now_s) if ahead.prefill_requests else 0.0,
+        prefill_ms=computing.speed.compute_ms(candidate.cached_tokens, prompt_tokens),
+        step_ms=answering.speed.step_ms(there.requests, there.context_tokens),
+        decodes=computing.role is not Role.PREFILL,
+        decode_pod="" if answering is computing else answering.id,
+        room_ms=max(_until_room_ms(answering, there, prompt_tokens) - ttft_ms, 0.0),
+    )
+
+
+def _until_room_ms(pod: Pod, there: InFlight, prompt_tokens: int) -> float:
+    """The time until a decode pod has room for the KV of one prompt more, if all that are on their way to it arrive
+    before: requests leave it evenly over the time that one takes, and then all have left."""
+    if pod.role is not Role.DECODE or not pod.capacity_tokens or not there.context_tokens:
+        return 0.0
+    used_tokens = there.context_tokens
+    short_tokens = used_tokens + prompt_tokens - pod.capacity_tokens * FULL_SHARE
+    if short_tokens <= 0:
+        return 0.0
+    return min(short_tokens / used_tokens, 1.0) * PRIOR_OUTPUT_TOKENS * pod.speed.step_ms(there.requests, used_tokens)

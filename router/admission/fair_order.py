@@ -9,27 +9,32 @@ Sources: VTC (2401.00588) and DLPM (2501.14312), with start-time fair queueing (
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 
 
-class Waiting(msgspec.Struct, eq=False, gc=False):
-    """A request in the queue. `prefill_ms` is the latest estimate of the prefill that it needs.
+class Waiting(msgspec.Struct, eq=False):
+    """A request that may have to wait. It has to get its first token in `ttft_limit_ms`.
 
-    It has to be sent by `start_by_s` to get its first token in time, and is refused then."""
+    In the queue, it has to be sent by `start_by_s` for that, and is refused then. `prefill_ms` is the latest estimate
+    of the prefill that it needs. `context` belongs to the caller."""
 
-    number: int
     tenant: Tenant
-    start_by_s: float
-    prefill_ms: float
-    body_bytes: int
+    ttft_limit_ms: float = math.inf
+    body_bytes: int = 0
+    context: Any = None
+    number: int = -1
+    start_by_s: float = 0.0
+    prefill_ms: float = 0.0
+    is_queued: bool = False
 
     @property
     def order(self) -> tuple[float, int]:
@@ -94,6 +99,7 @@ class FairOrder:
             backlog = band.tenants[name] = _Backlog(band.virtual_of(name))
         backlog.tenant = one.tenant
         insort(backlog.waiting, one, key=_order)
+        one.is_queued = True
         backlog.prefill_ms += one.prefill_ms
         self._count += 1
 
@@ -105,6 +111,7 @@ class FairOrder:
         if at == len(backlog.waiting) or backlog.waiting[at] is not one:
             raise KeyError(one.number)
         del backlog.waiting[at]
+        one.is_queued = False
         # sums of floats drift; an empty backlog is exactly empty
         backlog.prefill_ms = backlog.prefill_ms - one.prefill_ms if backlog.waiting else 0.0
         self._count -= 1

@@ -23,7 +23,7 @@ from router.guards import Bound, OutOfBounds
 from router.request.continuation.answer_words import AnswerWords, WordsOf
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, first_body, plan
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Recorder
 from router.request.continuation.stream_events import END
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint, Pod, PodId, PodState

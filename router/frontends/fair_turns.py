@@ -60,7 +60,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, tenant: Tenant, done_bytes: int, size_bytes: int) -> AsyncIterator[None]:
-        one = Waiting(next(self._numbers), tenant, done_bytes, size_bytes, size_bytes)
+        one = Waiting(tenant, number=next(self._numbers), start_by_s=done_bytes, prefill_ms=size_bytes)
         place = self._places[one.number] = asyncio.get_running_loop().create_future()
         self._order.add(one)
         self._next()

@@ -27,15 +27,13 @@ _PATH = re.compile(f"/v1/responses/({_ID.pattern})(?:/[a-z_]+)?")
 
 class StoredResponse(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A response and the pod that stores it. `model`: its name as clients use it; `at_s`: when it was stored, by the
-    monotonic clock of this machine; `owner`: the tenant that it belongs to, empty where none are configured;
-    `in_background`: whether its pod generates after its first answer."""
+    monotonic clock of this machine; `owner`: the tenant that it belongs to, empty where none are configured."""
 
     id: str
     pod: PodId
     model: str
     at_s: float
     owner: str = ""
-    in_background: bool = False
 
 
 def is_response_id(text: str) -> bool:

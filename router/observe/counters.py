@@ -29,6 +29,9 @@ class Counters:
     def token_gap(self, model: str, workload: str, gap_s: float) -> None:
         """The time between two pieces of a stream, of a sample of the streams."""
 
+    def queued(self, more: int) -> None:
+        """A request begins or ends to wait in front of the fleet."""
+
     def queue_left(self, model: str, waited_s: float) -> None:
         """A request has left its queue."""
 

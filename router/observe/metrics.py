@@ -207,6 +207,9 @@ class Metrics(Counters):
     def token_gap(self, model: str, workload: str, gap_s: float) -> None:
         self.inter_token_s.labels(model, workload).observe(gap_s)
 
+    def queued(self, more: int) -> None:
+        self[of_requests.QUEUED].labels().inc(more)
+
     def queue_left(self, model: str, waited_s: float) -> None:
         self[of_requests.QUEUE_S].labels(model).observe(waited_s)
 

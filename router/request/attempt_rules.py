@@ -16,7 +16,7 @@ from router.errors import MalformedRequest, NoReadyPod, RouterError
 from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
-from router.request.continuation.step_times import StepTimes
+from router.request.continuation.later_pods import StepTimes
 from router.request.inbound import HeaderList
 from router.types import Pod, PodId
 

@@ -1,17 +1,24 @@
-"""The leases of one attempt: on the pod that responds, on the prefill pod of a split, and on the sender of KV.
+"""What one attempt takes of its pods: leases, and predictions of what will be in their caches.
 
-Booked when the attempt begins, before its front awaits anything; released when it ends, in any way.
+Both begin with the attempt, before anything is awaited, and end with it, in any way. There are leases on the pod that
+responds, on the prefill pod of a split, and on the sender of KV. Concurrent requests with the same prefix see the
+predictions. One is confirmed once the pod has computed the prompt or received its KV, and withdrawn where nothing shows
+that: the pod failed or refused the request, or the client disconnected before the first token. How much of the prompt
+an aborted request leaves in the cache is unknown; a pod with KV events announces it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from router.decision import Candidate, Lease, Split
+from router.decision import Candidate, Lease, Plan, Split
 from router.fleet.ledger import Ledger
+from router.index.predicted import Prediction
 from router.policy.prefill_clock import NO_DECODE, ConcurrentDecode, PrefillClock, PrefillObservation
 from router.policy.term import tokens_to_encode
-from router.types import PodId, ScenePicture
+from router.request.attempt_rules import AttemptRules
+from router.request.fleet_state import FleetState
+from router.types import Endpoint, Pod, PodId, PromptPrefix, ScenePicture
 
 
 class Booking:
@@ -124,3 +131,49 @@ class Booking:
         if self._sending is not None:
             self._ledger.pull_ended(self._sending)
             self._sending = None
+
+
+class AttemptPredictions:
+    """The predictions of one attempt. `withdraw` must be called at its end."""
+
+    def __init__(
+        self, state: FleetState, rules: AttemptRules, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint
+    ) -> None:
+        self._state = state
+        self._rules = rules
+        self._plan = plan
+        self._pending: dict[PodId, Prediction] = {}
+        self._pods = {pod.id: pod for pod in ([plan.pod, plan.prefill] if isinstance(plan, Split) else [plan.pod])}
+        self._pictures = prompt.pictures if prompt else ()
+        if prompt is not None:
+            for pod in self._pods.values():
+                if pod.converts_alike(endpoint):
+                    self._begin(pod, prompt)
+
+    def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
+        limits = self._rules.index
+        if self._rules.publishes_events(pod.id) and pod.id not in self._state.store.unnamed:
+            ttl_s, capacity_blocks = limits.predicted_ttl_s, None
+        else:
+            ttl_s, capacity_tokens = limits.no_events_ttl_s, pod.capacity_tokens or limits.no_events_capacity_tokens
+            capacity_blocks = capacity_tokens // prompt.block_size_tokens
+        prediction = self._state.store.predict(pod.id, prompt, ttl_s=ttl_s, capacity_blocks=capacity_blocks)
+        self._pending[pod.id] = prediction
+
+    def first_token(self, responding: PodId, now_s: float) -> None:
+        """The prompt is computed: all pods of the plan have it, unless the prefill pod of a split responds itself."""
+        self.computed(responding, now_s)
+        while self._pending and responding == self._plan.pod.id:
+            self.computed(next(iter(self._pending)), now_s)
+
+    def computed(self, pod: PodId, now_s: float) -> None:
+        """Confirm the prediction for one pod. Idempotent."""
+        prediction = self._pending.pop(pod, None)
+        if prediction is not None:
+            self._state.store.confirm(prediction, now_s)
+            if self._pictures:
+                self._state.pictures.saw(self._pods[pod], self._pictures)
+
+    def withdraw(self) -> None:
+        while self._pending:
+            self._state.store.withdraw(self._pending.popitem()[1])

@@ -11,8 +11,6 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
 from router.errors import INTERNAL
-from router.fleet.output_lengths import MAX_ANSWER_TOKENS
-from router.index.stored_responses import StoredResponse
 from router.observe.ended import Failure, RecordedDecision
 from router.phases import Phases
 from router.policy.decide import expected_ttft_ms
@@ -20,9 +18,9 @@ from router.policy.plans import unread_tokens
 from router.policy.retry import is_repeatable
 from router.policy.spec import Policy
 from router.request.inbound import Head, HeaderList, first_values
-from router.request.response_reader import ResponseReader, reader_of
+from router.request.response_reader import ResponseReader
 from router.request.usage_filter import without_asking
-from router.types import Endpoint, InferenceRequest, PodId, PrefixTrust, PromptPrefix, UsageShown
+from router.types import InferenceRequest, PodId, PrefixTrust, PromptPrefix, UsageShown
 
 MAX_TOKENS_PER_S = 2000
 """More than a pod decodes for one request: of tokens that it does not send, such as hidden reasoning."""
@@ -46,8 +44,6 @@ class RequestContext(msgspec.Struct, eq=False):
     """Why the prompt could not be read."""
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
-    fetched: str = ""
-    """The id of the response in the background that its path names."""
     workload: str = ""
     """Workload class; empty until the request is decided."""
     policy: Policy | None = None
@@ -71,6 +67,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """How each later pod continued the stream."""
     answered_tokens: int = 0
     """Tokens of the answer that the pod gets with the prompt: a later one computes both."""
+    has_sent: bool = False
+    """Whether a piece was given to the client: then nothing can be retried."""
     suspects: tuple[PodId, ...] = ()
     """Pod of each attempt that failed after a pod received the request, until another pod serves it; "" if unknown."""
     result: str = INTERNAL
@@ -91,11 +89,6 @@ class RequestContext(msgspec.Struct, eq=False):
         if read_tokens and self.request.prompts == 1:
             return read_tokens
         return max(read_tokens, self.unread_tokens or unread_tokens(self.request))
-
-    def concerns(self, stored: StoredResponse) -> None:
-        self.stored_pod = stored.pod
-        if stored.in_background:
-            self.fetched, self.reader = stored.id, reader_of(Endpoint.RESPONSES)
 
     @property
     def needs_place(self) -> bool:
@@ -173,13 +166,12 @@ class RequestContext(msgspec.Struct, eq=False):
 
 
 def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | None:
-    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent. When it
-    began with a response that is fetched is not known here."""
+    """Output tokens that the pod reports: at most what was asked of it, and what it can have computed and sent."""
     reader, request = context.reader, context.request
     reported = reader.output_tokens
     if reported is None:
         return None
-    most = reader.size_bytes + (MAX_ANSWER_TOKENS if context.fetched else int(elapsed_s * MAX_TOKENS_PER_S))
+    most = reader.size_bytes + int(elapsed_s * MAX_TOKENS_PER_S)
     if request.max_output_tokens is not None and request.endpoint.api.is_chat:
         most = min(most, request.max_output_tokens * request.choices)
     return min(reported, most)

@@ -25,9 +25,8 @@ from router.policy.plans import prompt_token_count
 from router.policy.policy_set import PolicySet
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.fleet_state import FleetState
+from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import HeaderList
 from router.types import FleetSnapshot, PodId, PodState, PodStatus, PrefixMatch, PromptPrefix, Scene
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
-
-from msgspec.structs import replace
 
 from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
@@ -25,15 +23,13 @@ from router.fleet.output_lengths import MAX_ANSWER_TOKENS
 from router.observe.counters import Counters
 from router.observe.ended import CLIENT_GONE, Ended, EndingSink, UsedTokens
 from router.policy.decide import expected_ttft_ms
-from router.request.background_bills import BackgroundBills
-from router.request.clock import Clock
 from router.request.context import (
     RequestContext,
     counted_output_tokens,
     counted_prompt_tokens,
     ttft_of_one_pod,
 )
-from router.request.fleet_state import FleetState
+from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import Trace
 from router.request.queues import RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -55,11 +51,6 @@ class Endings:
     charges: QuotaCharges | None = None
     queues: RequestQueues | None = None
     records_usage: bool = False
-    _background: BackgroundBills = field(init=False)
-
-    def __post_init__(self) -> None:
-        settle = self.charges.settle if self.charges is not None else lambda _hold, _output: None
-        self._background = BackgroundBills(settle)
 
     def receive(self, tenant: Tenant, endpoint: Endpoint) -> Hold | RouterError | None:
         """Count a request as concurrent until it `has_arrived`, or return why its quota refuses it before its body."""
@@ -69,11 +60,6 @@ class Endings:
         """A request that was received is served now, or refused. Idempotent."""
         if arriving is not None and self.charges is not None:
             self.charges.has_arrived(arriving)
-
-    def begin(self) -> None:
-        """Count a request that is served; `end` must follow."""
-        self._background.expire(self.clock.now_s())
-        self.counters.requests_began(1)
 
     def failed(self, context: RequestContext, error: RouterError, *, has_answered: bool) -> None:
         """Record why no response was sent, or not to its end. `has_answered`: whether its status was sent."""
@@ -150,30 +136,21 @@ class Endings:
 
     def _settle(self, context: RequestContext, output_tokens: int | None, now_s: float) -> UsedTokens:
         """What the request used, in the quotas of its tenant, too."""
-        hold, reader = context.hold, context.reader
+        hold = context.hold
         used = usage_of(context, output_tokens, self._unseen_tokens(context, now_s))
-        if context.fetched and context.status < 400:
-            is_final = reader.output_tokens is not None or context.head.method != "GET"
-            output = self._background.fetched(context.fetched, used.output_tokens, is_final=is_final)
-            used = replace(used, output_tokens=output)
-        elif context.is_in_background and reader.response_id:
-            expected = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)
-            until_s = now_s + expected * self._step_ms(context) / 1000
-            is_open = reader.output_tokens is None
-            self._background.open(reader.response_id, hold if is_open else None, used.output_tokens, until_s)
-            if is_open:
-                return used
         if hold is not None and self.charges is not None:
             self.charges.end(hold, used, is_unknown=context.result == UpstreamTimeout.code or context.is_in_background)
         return used
 
     def _unseen_tokens(self, context: RequestContext, now_s: float) -> int:
         """About how many tokens a pod has generated of a response that was not seen, or of an unstreamed one that did
-        not end: those of the time since the prefill, at the pod's pace."""
+        not end: those of the time since the prefill, at the pod's pace. In the background, those that are expected."""
         request, candidate, api = context.request, context.candidate, context.request.endpoint.api
-        is_known = context.fetched or context.reader.output_tokens is not None
-        is_seen = not context.is_unseen and (context.result == "ok" or request.stream)
-        if is_known or is_seen or candidate is None or not api.generates:
+        if context.reader.output_tokens is not None or candidate is None or not api.generates:
+            return 0
+        if context.is_in_background:
+            return self.state.output_lengths.charged_tokens(request, context.tenant.name)
+        if not context.is_unseen and (context.result == "ok" or request.stream):
             return 0
         decoding_ms = (now_s - context.sent_s) * 1000 - expected_ttft_ms(candidate.cost)
         steps = max(decoding_ms, 0.0) / self._step_ms(context)
@@ -264,7 +241,6 @@ def usage_of(context: RequestContext, counted: int | None, unseen_tokens: int = 
         estimated.append("prompt_tokens")
     if cached_tokens is None:
         estimated += ("cached_tokens", "computed_tokens")
-    prompt = 0 if context.fetched else prompt  # it was counted when the response was created
     cached = min(prompt, served.cached_tokens if cached_tokens is None else cached_tokens)
     relayed = max(reader.tokens if isinstance(reader, TokenCountingReader) else 0, unseen_tokens)
     if counted is None or (context.result != "ok" and relayed > counted):

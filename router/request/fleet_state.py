@@ -1,7 +1,8 @@
-"""What one process knows of its pods, their caches and their speed."""
+"""What one process knows of its pods, their caches and their speed, and its clocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.fleet.breaker import Breaker
@@ -12,6 +13,15 @@ from router.index.seen_pictures import SeenPictures
 from router.index.stored_responses import StoredResponses
 from router.policy.calibrator import Calibrator
 from router.stores.prefix_store import LocalStore
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The two clocks of a front, which `request/` reads and never sets. `now_s` never goes back; `unix_s` is the time
+    of day. Both in seconds; the simulator's are virtual."""
+
+    now_s: Callable[[], float]
+    unix_s: Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

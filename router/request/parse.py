@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from router.apis.api import Api
 from router.apis.body_types import MAX_NAME_CHARACTERS, ChatBody, OtherBody
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import DECODE_ERRORS, MalformedRequest, not_json
-from router.prompt.json_floats import short_float
+from router.guards import short_float
 from router.types import Endpoint, PromptKind
 
 MAX_SEARCHED_BYTES = 256 * 1024
@@ -54,11 +55,8 @@ def _raw_decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(msgspec.defstruct(body.__name__, raw, kw_only=True))
 
 
-_DECODERS = {endpoint: _decoder(endpoint.api.body) for endpoint in Endpoint}
-_RAW_DECODERS = {endpoint: _raw_decoder(endpoint.api.body) for endpoint in Endpoint}
 _ENGINE_FIELDS_OF = attrgetter(*_DETECTED)
 _NO_ENGINE_FIELDS = (msgspec.UNSET,) * len(_DETECTED)
-_PROMPT_FIELDS_OF = {endpoint: attrgetter(*names) for endpoint in Endpoint if (names := endpoint.api.prompt_fields)}
 _INTEGER = msgspec.json.Decoder(int | None, strict=False)
 _FLOAT = msgspec.json.Decoder(float | None, strict=False)
 _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -69,18 +67,10 @@ _NUMBERS: dict[str, msgspec.json.Decoder[Any]] = {
     ),
     "max_output_tokens": _INTEGER,
 }
-_NUMBERS_IN = {
-    endpoint: tuple(name for name in _NUMBERS if name in endpoint.api.body.__struct_fields__)
-    for endpoint in Endpoint
-    if endpoint.api.body is not OtherBody
-}
-_NUMBERS_OF = {endpoint: attrgetter(*names) for endpoint, names in _NUMBERS_IN.items() if names}
 _VIEW: Callable[[msgspec.Raw], memoryview] = memoryview
 _FIRST_BYTE = itemgetter(0)
 _NULL = msgspec.Raw(b"null")
 _NOTHING = msgspec.Raw(b"[]")
-_UNDECODED = {endpoint: endpoint.api.raw_fields | {*_DETECTED, *_NUMBERS_IN.get(endpoint, ())} for endpoint in Endpoint}
-"""Fields that a decoder leaves raw."""
 _OBJECT_BEGINS = re.compile(rb"\s*\{")
 _CONTAINER_NAMES = ", ".join(sorted(CONTAINERS))
 _RAW_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -91,44 +81,67 @@ _TYPES |= {"bool": "true or false", "null": "null"}
 """What a type of msgspec is in JSON."""
 
 
-def parse_body(endpoint: Endpoint, body: bytes, *, max_messages: int = 16_384) -> Any:
-    """The decoded fields of a body. Raises `MalformedRequest` that names the field. A body of more than `LARGE_BYTES`
-    must be valid UTF-8: `LargeBodies` has checked it."""
-    try:
-        is_short = len(body) <= MAX_DECODED_BYTES
-        parsed = _DECODERS[endpoint].decode(body) if is_short else _decoded_in_parts(endpoint, body)
-        if len(body) <= LARGE_BYTES and not body.isascii():
-            body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
-    except msgspec.ValidationError as error:
-        raise _wrong_field(str(error)) from error
-    except DECODE_ERRORS as error:
-        raise not_json(error, body) from error
-    if endpoint in _NUMBERS_OF:
-        for name, raw in _without(msgspec.UNSET, _NUMBERS_IN[endpoint], _NUMBERS_OF[endpoint](parsed)):
-            setattr(parsed, name, _number(name, raw))
-    if items := endpoint.api.items:
-        _check_items(parsed, items, max_messages)
-    if endpoint.api.prompt is PromptKind.CHAT:
-        _check_chat(parsed)
-    elif endpoint.api.prompt is PromptKind.COMPLETION and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
-        raise MalformedRequest("`prompt` must be a string or an array.", param="prompt")
-    return parsed
+class BodyParser:
+    """Parses the bodies of one API."""
+
+    def __init__(self, api: Api) -> None:
+        numbers = [name for name in _NUMBERS if name in api.body.__struct_fields__ and api.body is not OtherBody]
+        self._api = api
+        self._decoder = _decoder(api.body)
+        self._raw_decoder = _raw_decoder(api.body)
+        self._numbers = tuple(numbers)
+        self._numbers_of = attrgetter(*numbers) if numbers else None
+        self._undecoded = api.raw_fields | {*_DETECTED, *numbers}
+        """Fields that the decoder leaves raw."""
+        self._prompt_of = attrgetter(*api.prompt_fields) if api.prompt_fields else None
+
+    def parse(self, body: bytes, *, max_messages: int = 16_384) -> Any:
+        """The decoded fields of a body. Raises `MalformedRequest` that names the field. A body of more than
+        `LARGE_BYTES` must be valid UTF-8: `LargeBodies` has checked it."""
+        try:
+            parsed = self._decoder.decode(body) if len(body) <= MAX_DECODED_BYTES else self._decoded_in_parts(body)
+            if len(body) <= LARGE_BYTES and not body.isascii():
+                body.decode()  # msgspec checks the JSON of raw values, but not their UTF-8
+        except msgspec.ValidationError as error:
+            raise _wrong_field(str(error)) from error
+        except DECODE_ERRORS as error:
+            raise not_json(error, body) from error
+        if self._numbers_of is not None:
+            for name, raw in _without(msgspec.UNSET, self._numbers, self._numbers_of(parsed)):
+                setattr(parsed, name, _number(name, raw))
+        api = self._api
+        if api.items:
+            _check_items(parsed, api.items, max_messages)
+        if api.prompt is PromptKind.CHAT:
+            _check_chat(parsed)
+        elif api.prompt is PromptKind.COMPLETION and bytes(memoryview(parsed.prompt)[:1]) not in (b'"', b"["):
+            raise MalformedRequest("`prompt` must be a string or an array.", param="prompt")
+        return parsed
+
+    def _decoded_in_parts(self, body: bytes) -> Any:
+        """The fields of a body. A repeated field is decoded once."""
+        fields = msgspec.structs.asdict(self._raw_decoder.decode(body))
+        given = {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+        kept = {name: given[name] for name in self._undecoded & given.keys() if given[name] != _NULL}
+        size_bytes = sum(len(memoryview(value)) for name, value in given.items() if name not in kept)
+        if size_bytes > MAX_DECODED_BYTES:
+            raise MalformedRequest(
+                f"The request body has {size_bytes} bytes besides messages and prompt, more than {MAX_DECODED_BYTES}."
+            )
+        parsed = self._decoder.decode(msgspec.json.encode({**given, **dict.fromkeys(kept, _NOTHING)}))
+        for name, value in kept.items():
+            setattr(parsed, name, value)
+        return parsed
+
+    def prompt_fields(self, parsed: Any) -> dict[str, Any]:
+        """The fields that determine the prompt's tokens."""
+        if self._prompt_of is None:
+            return {}
+        given = _without(None, self._api.prompt_fields, self._prompt_of(parsed))
+        return {name: value for name, value in given if value is not msgspec.UNSET}
 
 
-def _decoded_in_parts(endpoint: Endpoint, body: bytes) -> Any:
-    """The fields of a body. A repeated field is decoded once."""
-    fields = msgspec.structs.asdict(_RAW_DECODERS[endpoint].decode(body))
-    given = {name: value for name, value in fields.items() if value is not msgspec.UNSET}
-    kept = {name: given[name] for name in _UNDECODED[endpoint] & given.keys() if given[name] != _NULL}
-    size_bytes = sum(len(memoryview(value)) for name, value in given.items() if name not in kept)
-    if size_bytes > MAX_DECODED_BYTES:
-        raise MalformedRequest(
-            f"The request body has {size_bytes} bytes besides messages and prompt, more than {MAX_DECODED_BYTES}."
-        )
-    parsed = _DECODERS[endpoint].decode(msgspec.json.encode({**given, **dict.fromkeys(kept, _NOTHING)}))
-    for name, value in kept.items():
-        setattr(parsed, name, value)
-    return parsed
+PARSERS = {endpoint: BodyParser(endpoint.api) for endpoint in Endpoint}
 
 
 def _number(name: str, raw: msgspec.Raw) -> Any:
@@ -154,15 +167,6 @@ def _wrong_field(problem: str, value: str = "") -> MalformedRequest:
     else:
         why = f"is a number out of range{value and f', got {value}'}" if message.startswith("Number") else message
     return MalformedRequest(f"{f'`{param}`' if param else 'The request body'} {why}.", param=param or None)
-
-
-def prompt_fields(endpoint: Endpoint, parsed: Any) -> dict[str, Any]:
-    """The fields that determine the prompt's tokens."""
-    names = endpoint.api.prompt_fields
-    if not names:
-        return {}
-    given = _without(None, names, _PROMPT_FIELDS_OF[endpoint](parsed))
-    return {name: value for name, value in given if value is not msgspec.UNSET}
 
 
 def _without(missing: object, names: Sequence[str], values: Sequence[Any]) -> Iterable[tuple[str, Any]]:
@@ -235,7 +239,7 @@ def may_be_json_object(body: bytes) -> bool:
 def read_other(body: bytes) -> Any:
     """The decoded fields of a body for `Endpoint.OTHER`; None for anything else than JSON in UTF-8 with a `model`."""
     try:
-        parsed = parse_body(Endpoint.OTHER, body)
+        parsed = PARSERS[Endpoint.OTHER].parse(body)
     except MalformedRequest:
         return None
     return parsed if parsed.model else None

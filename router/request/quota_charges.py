@@ -7,7 +7,7 @@ that process or Redis hangs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,10 +21,10 @@ from router.apis.api import Conventions
 from router.endpoints import Endpoint
 from router.errors import QuotaExceeded
 from router.observe.ended import UsedTokens
-from router.request.clock import Clock
 from router.request.context import RequestContext
+from router.request.effects import Effects
+from router.request.fleet_state import Clock
 from router.request.inbound import HeaderList
-from router.request.preparation_steps import QuotaSync, Step
 
 T = TypeVar("T")
 MAX_EXCHANGES = 16
@@ -51,32 +51,38 @@ class QuotaCharges:
         """Count it no more; `begin` may follow. Idempotent."""
         self.quotas.end(arriving, 0, 0, self.clock.now_s())
 
-    def begin(self, context: RequestContext) -> Generator[Step, None, None]:
+    async def begin(self, context: RequestContext, do: Effects) -> None:
         """Count one request more. Raises `QuotaExceeded`."""
+        found = self._begun(context)
+        if isinstance(found, Short):
+            found = await self._fitting(context, found, lambda: self._begun(context), do)
+        context.hold = found
+
+    def _begun(self, context: RequestContext) -> Hold | Short:
         tenant, request = context.tenant, context.request
+        return self.quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, self.clock.now_s())
 
-        def begin() -> Hold | Short:
-            return self.quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, self.clock.now_s())
-
-        context.hold = yield from self._fitting(context, begin)
-
-    def charge(self, context: RequestContext, output: int) -> Generator[Step, None, None]:
+    async def charge(self, context: RequestContext, output: int, do: Effects) -> None:
         """Count what the decided request will probably cost. `output`: of the answer. Raises `QuotaExceeded`."""
         hold, decision, now_s = context.hold, context.decision, self.clock.now_s()
         assert hold is not None and decision is not None
         uncached = max(0, context.prompt_tokens - decision.candidates[0].cached_tokens)
-        yield from self._fitting(context, lambda: self.quotas.charge(hold, uncached, output, self.clock.now_s()))
+        if (short := self.quotas.charge(hold, uncached, output, now_s)) is not None:
+            await self._fitting(
+                context, short, lambda: self.quotas.charge(hold, uncached, output, self.clock.now_s()), do
+            )
         context.limit_headers = limit_headers(context.request.endpoint, hold.applied, now_s, self.clock.unix_s())
 
-    def _fitting(self, context: RequestContext, count: Callable[[], T | Short]) -> Generator[Step, None, T]:
-        """What `count` returns once the request fits. Raises `QuotaExceeded`."""
-        found, until_s = count(), self.clock.now_s() + MAX_WAIT_S
+    async def _fitting(self, context: RequestContext, short: Short, count: Callable[[], T | Short], do: Effects) -> T:
+        """What `count` returns once a request fits that is `short` of something. Raises `QuotaExceeded`."""
+        found: T | Short = short
+        until_s = self.clock.now_s() + MAX_WAIT_S
         for _ in range(MAX_EXCHANGES):
             if not isinstance(found, Short) or not (found.may_fit and self.has_others):
                 break
             if self.clock.now_s() >= until_s:
                 break
-            yield QuotaSync()
+            await do.quota_sync()
             found = count()
         if isinstance(found, Short):
             if context.hold is not None:
@@ -96,10 +102,6 @@ class QuotaCharges:
             prompt_tokens = max(prompt_tokens, hold.prompt_tokens)
             output_tokens = max(output_tokens, hold.output_tokens)
         self.quotas.end(hold, prompt_tokens, output_tokens, self.clock.now_s())
-
-    def settle(self, hold: Hold, output_tokens: int) -> None:
-        """End a hold with this output, and with the expected prompt."""
-        self.quotas.end(hold, None, output_tokens, self.clock.now_s())
 
     def _refusal(self, tenant: Tenant, endpoint: Endpoint, short: Short) -> QuotaExceeded:
         self.on_refusal(tenant.name, short.dimension.name.lower())

@@ -19,10 +19,9 @@ from router.errors import DECODE_ERRORS, MalformedRequest, NoReadyPod, UnknownMo
 from router.fleet.fleet import Fleet
 from router.prompt.completion import number_of_prompts
 from router.request.parse import (
+    PARSERS,
     has_engine_fields,
     may_be_json_object,
-    parse_body,
-    prompt_fields,
     read_other,
     without_engine_fields,
 )
@@ -60,7 +59,7 @@ class RequestReader:
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
-            parsed = parse_body(endpoint, body, max_messages=self._max_messages)
+            parsed = PARSERS[endpoint].parse(body, max_messages=self._max_messages)
         base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
         if parsed and not parsed.model:
             parsed.model = adapter or base
@@ -93,7 +92,7 @@ class RequestReader:
             max_output_tokens=_max_output_tokens(parsed),
             choices=_choices(parsed) * prompts,
             prompts=prompts,
-            prompt=prompt_fields(endpoint, parsed) if parsed else {},
+            prompt=PARSERS[endpoint].prompt_fields(parsed) if parsed else {},
         )
 
     def _session(self, named: Mapping[bytes, bytes]) -> str:

@@ -28,11 +28,12 @@ from router.observe.ended import Failure
 from router.policy.decide import expected_ttft_ms
 from router.policy.retry import BUSY_STATUS, DOUBTFUL_STATUS, MAX_FAILED_ATTEMPTS, RETRY_STATUSES, Retry, retry_rule
 from router.request.attempt_rules import AttemptRules
-from router.request.booking import Booking
+from router.request.booking import AttemptPredictions, Booking
 from router.request.context import RequestContext
+from router.request.continuation.kept_stream import KeptStream
+from router.request.continuation.later_pods import MOVED
 from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
-from router.request.predictions import AttemptPredictions
 from router.request.response_reader import has_early_error
 from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking
 from router.types import Endpoint, PodId, UsageShown
@@ -70,17 +71,17 @@ class Tracker:
     _is_sampled: bool = False
     """Whether the gaps between the pieces are measured."""
     _last_step_s: float | None = None
-    has_sent: bool = False
-    """Whether a piece was given to the client: then nothing can be retried."""
     _filter: UsageFilter | None = None
     """Removes usage that the client has not asked for from the stream."""
     last_events: bytes = b""
     """What completes a broken stream without a pod."""
+    stream: KeptStream | None = None
+    """What is kept of a stream that another pod may continue."""
 
     @property
     def body(self) -> bytes:
         """The body for the pod of this attempt, unless a handoff changes it."""
-        return self.context.request.body
+        return self.context.request.body if self.stream is None else self.stream.body
 
     # --- which candidate ---
 
@@ -131,7 +132,7 @@ class Tracker:
 
     def _may_retry(self, error: UpstreamError, now_s: float) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
-        law, suspects = retry_rule(error, bytes_sent=self.has_sent), self.context.suspects
+        law, suspects = retry_rule(error, bytes_sent=self.context.has_sent), self.context.suspects
         if suspects and (len(suspects) >= MAX_FAILED_ATTEMPTS or not self.context.repeatable):
             return False
         allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._rules.budget.spend(now_s))
@@ -154,6 +155,8 @@ class Tracker:
         """Book the leases and predictions of an attempt, before its front awaits anything. Returns the seconds after
         which `assume_first_token` is to be called; None for a stream, which shows its first token."""
         context, state, prompt = self.context, self._state, self.context.prompt
+        if self.stream is not None:
+            self.stream.begin(candidate, now_s)
         if candidate.pod.refuses_usage:
             context.ask_no_usage()
         context.tries += 1
@@ -194,6 +197,10 @@ class Tracker:
 
     def head(self, pod: PodId, status: int, headers: HeaderList, now_s: float) -> None:
         """The response of a pod has begun. Raises `UpstreamBroken` where another candidate should be tried instead."""
+        if self.stream is not None and self.context.has_sent:
+            self.stream.rest_head(pod, status, headers, now_s)
+            self._pod, self._held = pod, None
+            return
         if status in RETRY_STATUSES and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {pod}: status {status}", pod=pod, status=status)
         context = self.context
@@ -211,12 +218,18 @@ class Tracker:
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._filter = self._usage_filter() if self._has_events and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
+        if self.stream is not None:
+            self.stream.head(pod, status, now_s, has_events=self._has_events)
 
     def piece(self, piece: bytes, now_s: float) -> bytes:
         """What goes to the client when this piece has come; nothing while it is held. An error or a JSON object is held
         until it is complete, and events that precede the prefill until the next one: a pod that fails until then can
         be replaced. Everything else may be made while it is sent. Raises `UpstreamBroken` where what was held says
         so."""
+        if self.stream is not None and self.stream.is_recorded:
+            piece = self._kept(self.stream, piece, now_s)
+            if not piece:
+                return b""
         has_token, held = self.context.reader.feed(piece), self._held
         if held is not None:
             if held:
@@ -236,6 +249,19 @@ class Tracker:
             return one.feed(piece, may_have_usage=is_marked)
         return piece
 
+    def _kept(self, stream: KeptStream, piece: bytes, now_s: float) -> bytes:
+        """What the client gets of a piece of a stream that another pod may continue."""
+        shown, is_computed = stream.feed(piece, now_s)
+        if (size_bytes := stream.counted_bytes(piece)) and not self._has_memory(size_bytes):
+            stream.forget("memory")
+        if self.context.has_sent and stream.is_forgotten:
+            stream.drop_body()
+        if is_computed:
+            self._first_token(now_s)
+        if not shown and self.context.has_sent:
+            self._stepped(now_s)
+        return shown
+
     def received(self, now_s: float) -> None:
         """A part of the response has come, which may be no step."""
         self._state.fleet.received(self._pod, now_s)
@@ -248,7 +274,7 @@ class Tracker:
     @property
     def changes_length(self) -> bool:
         """Whether the client may get another number of bytes than the pod sends."""
-        return self._filter is not None
+        return self._filter is not None or (self.stream is not None and self.stream.is_recorded)
 
     def _usage_filter(self) -> UsageFilter | None:
         """None where the client sees all that the pod sends."""
@@ -269,12 +295,34 @@ class Tracker:
             self.learn_refusal()
             self.context.ask_no_usage()
             return candidate
+        if self.stream is not None and self.stream.breaks(error):
+            return self._continued(self.stream, candidate, error, now_s)
         self._record_failure(candidate, error, now_s)
         following = self._next()
         return following if following is not None and self._may_retry(error, now_s) else None
 
+    def _continued(
+        self, stream: KeptStream, candidate: Candidate, error: UpstreamError, now_s: float
+    ) -> Candidate | None:
+        """The candidate that goes on with a broken stream; None where it has ended, perhaps with `last_events`."""
+        context = self.context
+        if stream.is_leaving:
+            context.failures = (*context.failures, Failure(candidate.pod.id, MOVED, str(error)))
+        else:
+            self._record_failure(candidate, error, now_s)
+        found = stream.goes_on(error, now_s)
+        if isinstance(found, Candidate):
+            return found
+        if found:
+            context.reader.feed(found)
+            context.result = "ok"
+            self.last_events = found if self._filter is None else self._filter.feed(found) + self._filter.end()
+        return None
+
     def left(self, now_s: float) -> None:
         """The client is gone, or the router stops."""
+        if self.stream is not None:
+            self.stream.count("left")
         if self._booking is not None and self._booking.prefill_done and self._predictions is not None:
             assert self.context.candidate is not None
             self._predictions.first_token(self.context.candidate.pod.id, now_s)
@@ -295,6 +343,8 @@ class Tracker:
     def end(self, now_s: float) -> None:
         """End the request. Where no pod served it, the pods or the request may be the cause. Idempotent."""
         self.release(now_s)
+        if self.stream is not None:
+            self.stream.end()
         if self._taken_bytes:
             self._rules.memory.give_back(self.context.owner, self._taken_bytes)
             self._taken_bytes = 0
@@ -320,7 +370,9 @@ class Tracker:
             raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
         if self.context.status in REFUSED_STATUSES and self.refuses_usage(joined):
             raise UsageRefused(f"pod {self._pod}: it does not know `stream_options`", pod=self._pod)
-        self._held, self.has_sent = None, True
+        self._held, self.context.has_sent = None, True
+        if self.stream is not None and not self.stream.is_recorded:
+            self.stream.drop_body()
         if self._begun:
             self._first_token(now_s)
         if held:
@@ -374,8 +426,7 @@ class Tracker:
         """Record which pod has the response, before the client receives its id."""
         request, owner = self.context.request, self.context.tenant.name
         model = request.adapter or request.model
-        stored_id, in_background = self.context.reader.response_id, self.context.is_in_background
-        self._state.stored.learn(StoredResponse(stored_id, self._pod, model, now_s, owner, in_background), now_s)
+        self._state.stored.learn(StoredResponse(self.context.reader.response_id, self._pod, model, now_s, owner), now_s)
 
     def _record_failure(self, candidate: Candidate, error: UpstreamError, now_s: float) -> None:
         """Count the failure, also for the breaker of the pod that caused it, if any. Where the request may be the
@@ -390,9 +441,9 @@ class Tracker:
         if isinstance(error, UpstreamBroken) and error.status == BUSY_STATUS:
             return
         breaker.ended(error.pod, context.owner, now_s, is_served=False)
-        if error.doubtful or self.has_sent:
+        if error.doubtful or context.has_sent:
             breaker.doubt(error.pod, context.client, now_s)
-        if not self.has_sent:
+        if not context.has_sent:
             context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
 
     def unseen(self, now_s: float) -> None:
@@ -416,6 +467,8 @@ class Tracker:
             breaker.success(self._pod)
         elif status in RETRY_STATUSES or status == DOUBTFUL_STATUS:
             context.suspects = (*context.suspects, self._pod)
+        if self.stream is not None:
+            self.stream.complete(self._pod)
 
     def _count_failures(self, plan: Plan, now_s: float) -> None:
         """The pods of `plan` serve the request, so it is not the cause of earlier failures of other pods."""
@@ -448,7 +501,10 @@ class Tracker:
             self._state.calibrator.observe_transfer(status.pod, plan.pod, tokens, transfer_ms, concurrent)
 
     def headers(self) -> HeaderList:
-        return self._rules.added_headers(self.context)
+        headers = self._rules.added_headers(self.context)
+        if self.stream is not None and self._rules.route_headers:
+            headers.append((b"x-warmroute-continuable", self.stream.announced))
+        return headers
 
 
 def _uses_any(plan: Plan, pods: Sequence[PodId]) -> bool:

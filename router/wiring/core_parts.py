@@ -25,9 +25,10 @@ from router.observe.tracing import Tracing, trace_ended
 from router.policy.retry import RetryBudget
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules, FactsLookup
-from router.request.clock import Clock
 from router.request.continuation.answer_words import answer_words
-from router.request.core import CoreSettings, Observers
+from router.request.decisions import Routing
+from router.request.fleet_state import Clock, FleetState
+from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.types import PodId
@@ -54,8 +55,12 @@ def observers(
     return Observers(recent, metrics, sinks)
 
 
-def core_settings(
+def live_core(
     config: RouterConfig,
+    state: FleetState,
+    routing: Routing,
+    recording: Observers,
+    clock: Clock = SYSTEM_CLOCK,
     charges: QuotaCharges | None = None,
     *,
     handoff_facts: FactsLookup,
@@ -63,8 +68,8 @@ def core_settings(
     senders: Callable[[], int] = lambda: 1,
     continuation: ContinuationRules | None = None,
     hands_over: bool = False,
-) -> CoreSettings:
-    """`senders`: the processes that send to the same pods."""
+) -> Core:
+    """The core of a router with this configuration. `senders`: the processes that send to the same pods."""
     rules = AttemptRules(
         retries=config.limits.retries,
         route_headers=config.edge.route_headers,
@@ -78,8 +83,12 @@ def core_settings(
         continuation=continuation,
     )
     queue = QueueSettings(config.admission, senders) if config.admission is not None else None
-    return CoreSettings(
-        rules=rules,
+    return Core(
+        state,
+        rules,
+        routing,
+        recording,
+        clock,
         queue=queue,
         charges=charges,
         records_usage=config.tenants is not None or config.usage.file is not None,

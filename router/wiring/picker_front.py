@@ -14,5 +14,5 @@ def picker_front(picker: PickerListen) -> Front:
     """Serves gateways: names the pods of requests, or sends requests to them."""
     if picker.requests == "picker":
         return Front(build_forwarder, has_objectives=True)
-    kind = partial(PickForwarder, _picker=picker)
+    kind = partial(PickForwarder, picker=picker)
     return Front(partial(build_forwarder, kind=kind), hands_over=True, has_objectives=True)

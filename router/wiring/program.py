@@ -18,7 +18,7 @@ from router.admission.quotas import Quotas
 from router.config.credentials import ListenCertificate, admin_tokens
 from router.config.models import ModelPrior, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
-from router.config.schema import Edge, RouterConfig
+from router.config.schema import RouterConfig
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StaleFile, StartupFiles
@@ -41,7 +41,6 @@ from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
 from router.frontends.prompts import NO_CLIENT, LoadTokenizer, Prompts
-from router.frontends.step_executor import StepExecutor
 from router.observe.declared import of_process
 from router.observe.ended import RecordedDecision
 from router.observe.loop_lag import LoopLag
@@ -49,9 +48,9 @@ from router.observe.metrics import Metrics, add_process_metrics
 from router.observe.shadow_caches import ShadowCaches
 from router.policy.classes import Classes
 from router.policy.eligible import context_tokens
-from router.request.core import Core, build_core
 from router.request.decisions import Routing
 from router.request.inbound import HeaderList
+from router.request.life import Core
 from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest
@@ -60,13 +59,13 @@ from router.wiring.core_parts import (
     DecisionRecords,
     build_tracing,
     continuation_rules,
-    core_settings,
+    live_core,
     observers,
     request_log,
     usage_writer,
 )
 from router.wiring.fleet_parts import FleetParts, ready_pods
-from router.wiring.http_front import build_forwarder, build_steps
+from router.wiring.http_front import build_forwarder
 
 if TYPE_CHECKING:
     from router.wiring.cluster_member import ClusterMember
@@ -82,7 +81,7 @@ log = structlog.get_logger()
 class Front(NamedTuple):
     """How requests come in. `hands_over`: see `AttemptRules`. `has_objectives`: of gateways."""
 
-    build: Callable[[Core, StepExecutor, UpstreamPools, Edge, Metrics], Forwarder]
+    build: Callable[..., Forwarder]
     hands_over: bool = False
     has_objectives: bool = False
 
@@ -128,10 +127,7 @@ class Program:
         self._shadows = ShadowCaches(self.metrics, self.pods.gpus_of, config.index.no_events_capacity_tokens)
         self._request_log = request_log(config.log)
         self.core = self._build_core()
-        responses, exchange = self.pods.responses, self._shared_quotas.next_exchange if self._shared_quotas else None
-        self._steps = build_steps(
-            self.core, self.prompts.readers, responses, self.metrics, exchange, self.prompts.unlisted
-        )
+        self._forwarder = self._build_forwarder()
         self.tracing = build_tracing(config.tracing)
         self._tenants = watched_tenants(Path(config.tenants)) if config.tenants else None
         jwts = JwtVerifier()
@@ -154,36 +150,43 @@ class Program:
         if config.tenants is not None:
             on_refusal, has_others = self.metrics.by_class.observe_quota_refusal, self._shared_quotas is not None
             charges = QuotaCharges(self.quotas, SYSTEM_CLOCK, has_others, on_refusal)
-        settings = core_settings(
+        return live_core(
             config,
-            charges,
+            pods.state,
+            Routing(self.policies.current, self._classes, slo_lookup(config)),
+            recording,
+            charges=charges,
             handoff_facts=pods.handoff_facts.of,
             publishes_events=pods.publishes_events,
             senders=pods.senders,
             continuation=self._continuation,
             hands_over=self._front.hands_over,
         )
-        routing = Routing(self.policies.current, self._classes, slo_lookup(config))
-        return build_core(pods.state, settings, routing, recording, SYSTEM_CLOCK)
+
+    def _build_forwarder(self) -> Forwarder:
+        exchange = self._shared_quotas.next_exchange if self._shared_quotas else None
+        edge, prompts, responses = self._config.edge, self.prompts, self.pods.responses
+        return self._front.build(
+            self.core, self._pools, edge, self.metrics, prompts.readers, responses, exchange, prompts.unlisted
+        )
 
     def _build_edge(self) -> OpenAiEdge:
         config, core = self._config, self.core
-        forwarder = self._front.build(core, self._steps, self._pools, config.edge, self.metrics)
         models = frozenset(model.name for model in config.models if not model.is_pattern)
         reader = RequestReader(self.fleet, config.edge, config.limits.max_messages, models)
-        endings, responses = core.requests.endings, self.pods.responses
+        endings, responses = core.endings, self.pods.responses
         own = public_app(self.fleet, self.is_ready, self.run, partial(endings.refused, Endpoint.OTHER))
         return OpenAiEdge(
             own,
             self._gate,
-            forwarder,
+            self._forwarder,
             endings,
             reader,
             responses,
             config.edge,
             config.limits,
             self.tracing,
-            core.requests.rules.memory,
+            core.rules.memory,
         )
 
     def _build_metrics_page(self) -> MetricsPage:
@@ -249,7 +252,7 @@ class Program:
         return await self.edge.read(endpoint, named, body, request_id, self._gate.named(name))
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
-        return await self._steps.run(self.core.requests.preview(request, headers))
+        return await self.core.preview(request, headers, self._forwarder)
 
     @asynccontextmanager
     async def run(self, _app: FastAPI | None = None) -> AsyncIterator[None]:

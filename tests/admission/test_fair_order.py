@@ -17,7 +17,7 @@ HEAVY, LIGHT = Tenant(name="heavy"), Tenant(name="light")
 
 
 def waiting(tenant: Tenant, prefill_ms: float = 100.0, start_by_s: float = 1.0) -> Waiting:
-    return Waiting(next(NUMBERS), tenant, start_by_s, prefill_ms, 10)
+    return Waiting(tenant, body_bytes=10, number=next(NUMBERS), start_by_s=start_by_s, prefill_ms=prefill_ms)
 
 
 def queued(*requests: Waiting) -> FairOrder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.pace import MAX_DELAY_S, MAX_NAMES, HandoffsDue
+from router.admission.admission_queue import MAX_DELAY_S, MAX_NAMES, HandoffsDue
 
 SHORT_MS = MAX_DELAY_S * 1000
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.pace import HEADROOM, MAX_NAMES, MIN_SHARE, PrefillPace, prefill_share
+from router.admission.admission_queue import HEADROOM, MAX_NAMES, MIN_SHARE, PrefillPace, prefill_share
 
 
 def test_the_share_leaves_time_for_the_tokens_of_others() -> None:

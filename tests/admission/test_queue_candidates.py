@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.admission.queue_candidates import FULL_SHARE, queue_candidate
+from router.admission.admission_queue import FULL_SHARE, queue_candidate
 from router.decision import Candidate, Cost, Direct, Split
 from router.types import PRIOR_OUTPUT_TOKENS, InFlight, PodSpeed, Role
 from tests.policy.scenes import make_pod

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import types
+from collections.abc import Callable, Coroutine, Generator
 from random import Random
+from typing import Any, cast
 
 import pytest
 from hypothesis import settings
@@ -15,10 +17,9 @@ from router.admission.sharing import TOLERANCE, CeilingReport, Grants, MeterShar
 from router.admission.tenant import Tenant
 from router.errors import QuotaExceeded
 from router.phases import Phases
-from router.request.clock import Clock
 from router.request.context import RequestContext
+from router.request.fleet_state import Clock
 from router.request.inbound import Head
-from router.request.preparation_steps import QuotaSync, Step
 from router.request.quota_charges import QuotaCharges
 from router.types import Endpoint, InferenceRequest
 from tests.admission.share_book import ShareBook
@@ -336,10 +337,10 @@ def test_a_request_whose_share_others_take_waits_for_the_next_one() -> None:
     context, waiting = beginning(book, router, now)
     for _ in range(10):
         exchange_with_others_first(book, router, waiting)
-    next(waiting)
+    waiting.send(None)
     exchange(book, router)
     with pytest.raises(StopIteration):
-        next(waiting)
+        waiting.send(None)
     assert context.hold is not None
 
 
@@ -350,24 +351,32 @@ def test_a_request_waits_for_a_slow_redis_for_a_second() -> None:
         exchange_with_others_first(book, router, waiting)
         now[0] += 0.4
     with pytest.raises(QuotaExceeded):
-        next(waiting)
+        waiting.send(None)
 
 
 PLENTY = (Quota(requests_per_minute=10**9),)
 
 
-def beginning(book: ShareBook, router: Member, now: list[float]) -> tuple[RequestContext, Generator[Step, None, None]]:
+class Exchanges:
+    """Waits for exchanges with other processes until the coroutine is resumed."""
+
+    @types.coroutine
+    def quota_sync(self) -> Generator[None, None, None]:
+        yield
+
+
+def beginning(book: ShareBook, router: Member, now: list[float]) -> tuple[RequestContext, Coroutine[None, None, None]]:
     """A request that is being counted by a router without a share. `now`: the time in seconds."""
     exchange(book, router)
     charges = QuotaCharges(router.quotas, Clock(lambda: now[0], lambda: now[0]), has_others=True)
     request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"{}")
     head = Head(id="r", method="POST", target=b"/", headers=[])
     context = RequestContext(request, head, Phases(0.0), tenant=Tenant(name="t", quotas=PLENTY))
-    return context, charges.begin(context)
+    return context, charges.begin(context, cast(Any, Exchanges()))
 
 
-def exchange_with_others_first(book: ShareBook, router: Member, waiting: Generator[Step, None, None]) -> None:
-    assert isinstance(next(waiting), QuotaSync)
+def exchange_with_others_first(book: ShareBook, router: Member, waiting: Coroutine[None, None, None]) -> None:
+    waiting.send(None)
     exchange(book, router)
     while isinstance(router.quotas.begin("t", PLENTY, "m", "", 0.0), Hold):
         pass

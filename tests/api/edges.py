@@ -28,7 +28,7 @@ def edge_of(
     """An edge that serves requests for the pods of `core` by `forwarder`."""
     edge, limits = edge or Edge(), limits or Limits()
     reader = reader or RequestReader(core.fleet, edge, limits.max_messages, frozenset())
-    responses, endings = ResponseLocator(core.fleet, core.state.stored), core.core.requests.endings
+    responses, endings = ResponseLocator(core.fleet, core.state.stored), core.core.endings
     return OpenAiEdge(
         own or FastAPI(openapi_url=None),
         gate or AdmissionGate(),

@@ -30,9 +30,9 @@ from router.frontends.fair_turns import MAX_AT_ONCE
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.request import reading
 from router.request.context import RequestContext
 from router.request.inbound import Head, HeaderList, first_values
+from router.request.parse import BodyParser
 from router.request.reading import RequestReader
 from router.types import Endpoint, Pod
 from tests.api.edges import edge_of
@@ -100,7 +100,7 @@ def counted(core: CoreOfPods, endpoint: Endpoint, result: str, model: str = "") 
 @pytest.mark.anyio
 async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding it would hold the event loop."""
-    monkeypatch.setattr(reading, "parse_body", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr(BodyParser, "parse", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
     core = CoreOfPods([])
     edge, client = make_edge(limits=Limits(max_json_items=1_024), core=core), Client(body, path="/v1/chat/completions")
@@ -112,7 +112,7 @@ async def test_a_body_with_too_many_items_is_refused_before_it_is_decoded(monkey
 @pytest.mark.anyio
 async def test_a_previewed_body_is_checked_as_a_sent_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator may preview what a client has sent."""
-    monkeypatch.setattr(reading, "parse_body", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr(BodyParser, "parse", lambda *_, **__: pytest.fail("decoded"))
     body = b'{"model":"m","messages":[' + b"{}," * 2_000 + b"{}]}"
     with pytest.raises(MalformedRequest, match=r"limits\.max_json_items"):
         await make_edge(limits=Limits(max_json_items=1_024)).read(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)

@@ -29,7 +29,7 @@ def state_after(askers: Sequence[tuple[str, str, str, str]]) -> PodState:
     async def forward(context: RequestContext, client: Exchange) -> None:
         asked = client.head.target.decode()
         context.decision = RouteDecision("scripted", "1", (Candidate(Direct(core.pod(asked)), Cost.of([], 1.0), 0),))
-        tracker = core.core.requests.tracker(context)
+        tracker = core.core.tracker(context)
         tracker.begin(tracker.first(0.0), 0.0)
         tracker.head(asked, 404 if asked == "a" and context.head.peer == "evil" else 200, JSON_HEADERS, 0.0)
         tracker.complete(0.0)

@@ -31,7 +31,7 @@ from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 
 STEPS = 12
@@ -182,7 +182,7 @@ def steps(api: str, session: AgentSession) -> list[bytes]:
 
 def read(fingerprinter: Fingerprinter, endpoint: Endpoint, body: bytes) -> PromptPrefix:
     """What the router does with a body."""
-    prompt = prompt_fields(endpoint, parse_body(endpoint, body))
+    prompt = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(body))
     request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=body, prompt=prompt)
     return fingerprinter.fingerprint(request, ENGINES["vllm"].conversions.get(endpoint))
 

@@ -18,9 +18,8 @@ from router.engines.handoff.dialect import split_refusal
 from router.engines.steering import CONTAINERS, HANDOFF_FIELDS, STEERING_FIELDS
 from router.errors import MalformedRequest
 from router.request.parse import (
+    PARSERS,
     has_engine_fields,
-    parse_body,
-    prompt_fields,
     read_other,
     without_engine_fields,
 )
@@ -56,13 +55,13 @@ def bodies(data: bytes) -> None:
 
 
 def _check_read_as_by_engines(endpoint: Endpoint, data: bytes, fields: dict[str, Any]) -> None:
-    parsed = parse_body(endpoint, data)
+    parsed = PARSERS[endpoint].parse(data)
     if not fields:
         return  # skipped fields are not validated here: the engine refuses the body itself
     assert parsed.model == fields["model"]
     assert has_engine_fields(parsed) == bool((STEERING_FIELDS | CONTAINERS) & fields.keys())
     exact = json.loads(data)
-    for name, value in prompt_fields(endpoint, parsed).items():
+    for name, value in PARSERS[endpoint].prompt_fields(parsed).items():
         if name in ("messages", "tools", "prompt", "documents", "chat_template_kwargs"):
             value = [_ANY.decode(message) for message in value] if name == "messages" else value
             value = _ANY.decode(value) if isinstance(value, msgspec.Raw) else value

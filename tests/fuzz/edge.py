@@ -27,10 +27,10 @@ from router.frontends.http.headers import HeaderRules
 from router.frontends.http.http_edge import AnyExchange
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.protocol import EdgeProtocol
-from router.frontends.http.relay import Downstream
 from router.frontends.http.upstream import Reply, UpstreamPool, UpstreamSender
 from router.frontends.response_locator import ResponseLocator
 from router.request.context import RequestContext
+from router.request.effects import Downstream
 from router.request.inbound import HeaderList
 from router.request.parse import without_engine_fields
 from router.request.reading import RequestReader
@@ -148,9 +148,7 @@ async def _connection(pieces: list[bytes]) -> Accepted:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
     accepted, wire = Accepted(), Wire()
     own = cast(FastAPI, accepted.own)
-    edge = Watched(
-        own, AdmissionGate(), accepted.forwarder, CORE.core.requests.endings, READER, RESPONSES, Edge(), LIMITS
-    )
+    edge = Watched(own, AdmissionGate(), accepted.forwarder, CORE.core.endings, READER, RESPONSES, Edge(), LIMITS)
     edge.own_bodies = True
     config = uvicorn.Config(
         edge,

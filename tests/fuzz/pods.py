@@ -21,7 +21,7 @@ from router.engines.handoff import bodies
 from router.engines.handoff.usage import UsageCorrection
 from router.errors import RouterError
 from router.frontends.http.connection import Connection
-from router.frontends.http.replies import as_stream
+from router.frontends.http.relay import as_stream
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint
 from tests.fuzz.bodies import JSON

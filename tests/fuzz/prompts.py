@@ -18,12 +18,11 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
-from router.prompt.content_format import ContentFormat
-from router.prompt.conversation import Unrenderable
+from router.prompt.conversation import ContentFormat, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.fuzz.bodies import JSON
 
@@ -58,12 +57,12 @@ def prompts(data: bytes) -> None:
     """The body of a chat, a completion or a message, converted as each engine does."""
     for endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         with suppress(MalformedRequest):
-            fields = prompt_fields(endpoint, parse_body(endpoint, data))
+            fields = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(data))
             for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
                 with suppress(MalformedRequest, Unrenderable):
                     _check_tokens(endpoint, fields, warm, content_format)
     with suppress(MalformedRequest):
-        fields = prompt_fields(Endpoint.MESSAGES, parse_body(Endpoint.MESSAGES, data))
+        fields = PARSERS[Endpoint.MESSAGES].prompt_fields(PARSERS[Endpoint.MESSAGES].parse(data))
         for engine in ENGINES.values():
             if conversion := engine.conversions.get(Endpoint.MESSAGES):
                 for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):

@@ -31,7 +31,7 @@ from router.endpoints import Endpoint
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import PodEvent
 from router.observe.receipts import explained
-from router.request.clock import Clock
+from router.request.fleet_state import Clock
 from router.request.reading import RequestReader
 from router.types import (
     InferenceRequest,

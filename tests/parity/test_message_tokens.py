@@ -17,7 +17,7 @@ from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS, QWEN3
@@ -38,7 +38,7 @@ def recorded(endpoint: Endpoint, name: str) -> list[dict[str, Any]]:
 
 def as_received(endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
     """The prompt's fields as the edge leaves them: undecoded."""
-    return prompt_fields(endpoint, parse_body(endpoint, json.dumps({"model": "tiny", **body}).encode()))
+    return PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(json.dumps({"model": "tiny", **body}).encode()))
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.MESSAGES, Endpoint.RESPONSES])

@@ -23,7 +23,7 @@ from router.prompt.media import media_parts
 from router.prompt.pictures.picture_reader import PictureIdentities, PictureReader, expanded, hash_pictures, read_sizes
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
 from tests.loaded_tokenizers import loaded_tokenizer
@@ -109,7 +109,7 @@ def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:
             apply(blocks, line)
             continue
         endpoint = Endpoint(line["path"])
-        fields = prompt_fields(endpoint, parse_body(endpoint, json.dumps(line["body"]).encode()))
+        fields = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(json.dumps(line["body"]).encode()))
         salt = line["body"].get("cache_salt", "")
         request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=fields, salt=salt)
         conversion = ENGINES["vllm"].conversions[endpoint] if endpoint.api.is_converted else None

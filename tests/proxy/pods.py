@@ -19,7 +19,7 @@ from router.observe.ended import RecordedDecision
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix
-from router.wiring.http_front import build_forwarder, build_steps
+from router.wiring.http_front import build_forwarder
 from tests.proxy.steps import StepLoop
 from tests.request.cores import CoreOfPods, pods_at
 
@@ -179,8 +179,9 @@ class Town(CoreOfPods):
         self.read_prompt: PromptPrefix | None = None
         """The result of `read` for every prompt."""
         self.responses = ResponseLocator(self.fleet, self.state.stored)
-        self.steps = build_steps(self.core, {"m": self}, self.responses, self.metrics)
-        self.forwarder = build_forwarder(self.core, self.steps, self.pools, self.config.edge, self.metrics)
+        self.forwarder = build_forwarder(
+            self.core, self.pools, self.config.edge, self.metrics, {"m": self}, self.responses
+        )
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | None:
         """The reader of all prompts."""
@@ -197,12 +198,12 @@ class Town(CoreOfPods):
         """Attempt in order, under a deadline."""
         client = client or Client()
         async with asyncio.timeout(PATIENCE_S):
-            await self.forwarder.serve_prepared(self.core.requests.tracker(context), client)
+            await self.core.attempts(self.core.tracker(context), client, self.forwarder)
         return client
 
     async def preview(self, request: InferenceRequest) -> RecordedDecision:
         """The decision that would be made about a request."""
-        return await self.steps.run(self.core.requests.preview(request, []))
+        return await self.core.preview(request, [], self.forwarder)
 
     def handoffs(self, result: str, dialect: str = "nixl") -> float:
         return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)

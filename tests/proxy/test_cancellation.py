@@ -220,7 +220,7 @@ async def _cancel_before(callback: int, scenario: Scenario) -> tuple[bool, list[
     await _serve(pods, scenario)
     pods.pools.close()
     await loop.settle()
-    timers = [f"timer {timer}" for timer in loop.timers() if "begin.<locals>" not in repr(timer)]  # assumes a token
+    timers = [f"timer {timer}" for timer in loop.timers() if "_tell_time(" not in repr(timer)]  # assumes a token
     return cancelled, [*left, *leftovers(pods, loop), *timers]
 
 

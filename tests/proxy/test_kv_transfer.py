@@ -19,6 +19,7 @@ from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import RouterError, UpstreamBroken, UpstreamTimeout
 from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
+from router.request.fleet_state import Clock
 from router.types import InFlight, Link, Links
 from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
 from tests.request.cores import CHAT
@@ -707,9 +708,11 @@ async def test_without_its_holder_a_pod_receives_the_clients_own_body() -> None:
 async def test_a_pull_calibrates_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its time without computing the rest of the prompt, and the transferred KV."""
     milliseconds = count()
+    clock = Clock(lambda: next(milliseconds) / 1000, lambda: 0.0)
     for module in (attempt, relay):
-        monkeypatch.setattr(module, "monotonic", lambda: next(milliseconds) / 1000)
+        monkeypatch.setattr(module, "monotonic", clock.now_s)
     async with town(a=ANSWERING, holder=ANSWERING) as pods:
+        pods.core.clock = clock
         pods.calibrator.links = Links(elsewhere=Link(500.0, 1e6, "slow"))
         plan = Direct(replace(pods.pod("a"), kv_bytes_per_token=1000), Pull("holder", 32, 32))
         for _ in range(3):

@@ -114,7 +114,7 @@ class Passage:
         core = CoreOfPods(pods_at({"a": "http://a"}))
         self.client, self._context = Client(), core.context(Direct(core.pod("a")), stream=stream)
         self.reader = self._context.reader = reader or ResponseReader()
-        tracker = core.core.requests.tracker(self._context)
+        tracker = core.core.tracker(self._context)
         tracker.begin(tracker.first(0.0), 0.0)
         tracker.head("a", pod.reply.status, pod.reply.headers, 0.0)
         self.task = asyncio.ensure_future(relay(pod.reply, self.client, tracker, list(headers)))

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from router.frontends.http.connection import Ready, Sink
-from router.frontends.http.relay import read_all
-from router.frontends.http.replies import DecodeReply, WholeReply
+from router.frontends.http.relay import DecodeReply, WholeReply, read_all
 from router.request.inbound import HeaderList
 
 pytestmark = pytest.mark.anyio

@@ -73,7 +73,7 @@ async def serve(pods: Town, context: RequestContext) -> Client:
     try:
         return await pods.serve(context)
     finally:
-        pods.core.requests.endings.end(context)
+        pods.core.endings.end(context)
 
 
 def hex_of(span: Span) -> tuple[str, str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.frontends.http.replies import as_stream
+from router.frontends.http.relay import as_stream
 from router.types import Endpoint
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 1}

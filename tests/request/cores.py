@@ -33,16 +33,14 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
-from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import build_core
 from router.request.decisions import Routing
-from router.request.fleet_state import FleetState
+from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import Head, HeaderList
 from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
-from router.wiring.core_parts import SYSTEM_CLOCK, core_settings, observers
+from router.wiring.core_parts import SYSTEM_CLOCK, live_core, observers
 from tests.policy.scenes import POLICIES, make_pod
 
 CLASSES = load_classes(None)
@@ -145,13 +143,16 @@ class CoreOfPods:
         recording = observers(self.metrics, self.recent, log, usage, self.shadows)
         recording = replace_field(recording, sinks=[*recording.sinks, lambda ended, _: self.ended.append(ended)])
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES), slo_lookup(self.config))
-        settings = core_settings(
+        self.core = live_core(
             self.config,
+            self.state,
+            routing,
+            recording,
+            clock,
             QuotaCharges(self.quotas, clock),
             handoff_facts=lambda pod, dialect: self.facts,
             publishes_events=lambda pod: self.publishes_events,
         )
-        self.core = build_core(self.state, settings, routing, recording, clock)
 
     def is_idle(self) -> bool:
         """Whether no lease, prediction or request is left."""

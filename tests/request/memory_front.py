@@ -3,11 +3,14 @@ client's leaving and the time are calls of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import types
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+from router.admission.admission_queue import AdmissionQueue
+from router.admission.fair_order import Waiting
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate
 from router.endpoints import endpoint_of
@@ -15,40 +18,146 @@ from router.errors import RouterError, UpstreamError, status_of
 from router.index.stored_responses import StoredResponse
 from router.phases import Phases
 from router.request.context import RequestContext
-from router.request.core import Core
+from router.request.effects import Downstream, Effects
 from router.request.error_responses import error_body
-from router.request.inbound import Head
-from router.request.preparation_steps import Step, Ticket, Tokens
-from router.request.queues import ModelQueue
+from router.request.inbound import Head, HeaderList
+from router.request.life import Core
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.request.tracker import Tracker
 from router.types import InferenceRequest, PromptPrefix
 from tests.request.cores import EVENT_HEADERS, JSON_HEADERS
 
-Steps = Generator[Step, Any, Iterator[bytes] | None]
+T = TypeVar("T")
+ReadPrompt = Callable[[InferenceRequest], PromptPrefix | None]
 
 
-@dataclass
-class MemoryExchange:
-    """One request and its response. `asked` are the pods that it was sent to."""
+@types.coroutine
+def pause() -> Generator[None, None, None]:
+    """Wait until the coroutine is resumed."""
+    yield
+
+
+@dataclass(eq=False)
+class MemoryExchange(Effects):
+    """One request and its response, and what it waits for. `asked` are the pods that it was sent to."""
 
     core: Core
     context: RequestContext | None = None
+    read: ReadPrompt = lambda _request: None
+    waiting: dict[Waiting, MemoryExchange] = field(default_factory=dict)
+    """All requests that wait in front of the fleet."""
+    queues: dict[AdmissionQueue, None] = field(default_factory=dict)
     tracker: Tracker | None = None
     status: int = 0
     received: bytes = b""
     asked: list[str] = field(default_factory=list)
     is_over: bool = False
+    disconnected: bool = False
+    was_slow: bool = False
 
-    def attempt(self) -> None:
+    # --- the client ---
+
+    @property
+    def started(self) -> bool:
+        return bool(self.received)
+
+    def start(self, status: int, headers: HeaderList) -> None:
+        self.status = status
+
+    def put(self, piece: bytes) -> bool:
+        self.received += piece
+        return True
+
+    async def ready(self) -> None: ...
+    def finish(self) -> None: ...
+
+    def leave(self) -> None:
+        """The client disconnects."""
+        self.disconnected = self.is_over = True
+        self._life.close()
+
+    # --- the life of the request ---
+
+    def serve(self) -> None:
+        """Go on until the request waits for its pod, or its turn."""
+        assert self.context is not None
+        self.run(self.core.serve(self.context, self, self))
+
+    def attempt_decided(self) -> None:
         """Send the decided request to its first pod, unless none may serve it."""
         assert self.context is not None
-        self.tracker = self.core.requests.tracker(self.context)
+        self.run(self._decided(self.context))
+
+    async def _decided(self, context: RequestContext) -> None:
+        endings = self.core.endings
         try:
-            self.send(self.tracker.first(self.core.clock.now_s()))
+            await self.core.attempts(self.core.tracker(context), self, self)
         except RouterError as error:
-            self.refuse(error)
+            endings.failed(context, error, has_answered=self.started)
+            raise
+        except GeneratorExit:
+            endings.interrupted(context, by_client=self.disconnected)
+            raise
+        finally:
+            endings.end(context)
+
+    def run(self, life: Coroutine[Any, Any, None]) -> None:
+        self._life = life
+        self.resume()
+
+    def resume(self, error: Exception | None = None) -> None:
+        try:
+            if error is None:
+                self._life.send(None)
+            else:
+                self._life.throw(error)
+        except StopIteration:
+            self.is_over = True
+        except RouterError as refusal:
+            self.refuse(refusal)
+
+    def refuse(self, error: RouterError) -> None:
+        """Answer with an error, if nothing was sent."""
+        self.is_over = True
+        if not self.started:
+            self.status, self.received = status_of(error), error_body(error)
+
+    # --- effects ---
+
+    async def located(self, response_id: str, param: str, owner: str | None) -> StoredResponse:
+        raise NotImplementedError
+
+    async def tokens(self, request: InferenceRequest) -> PromptPrefix | None:
+        return self.read(request)
+
+    async def without_uuids(self, body: bytes, tenant: Tenant) -> bytes:
+        return body
+
+    async def quota_sync(self) -> None: ...
+
+    def later(self, delay_s: float, call: Callable[[float], None]) -> None: ...
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def answer(self, pieces: Iterator[bytes], request_id: str, client: Downstream) -> None:
+        self.status, self.received = 200, b"".join(pieces)
+
+    async def turn(self, queue: AdmissionQueue, one: Waiting) -> None:
+        self.waiting[one] = self
+        self.queues[queue] = None
+        await pause()
+
+    def go(self, one: Waiting, error: Exception | None) -> None:
+        self.waiting.pop(one).resume(error)
+
+    async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+        self.tracker = tracker
+        self.asked.append(candidate.pod.id)
+        await pause()
+
+    # --- what pods do ---
 
     def head(self, status: int = 200, *, is_stream: bool = True) -> bool:
         """The response of the pod begins. False where the request goes to another pod instead."""
@@ -81,94 +190,50 @@ class MemoryExchange:
             self.fail(error)
             return
         self.tracker.complete(self.core.clock.now_s())
-        self._finish()
+        self.resume()
 
     def fail(self, error: UpstreamError) -> None:
         """The pod fails."""
-        assert self.tracker is not None
-        candidate = self.tracker.failed(error, self.core.clock.now_s())
-        if candidate is None:
-            self.refuse(error)
-        else:
-            self.send(candidate)
-
-    def leave(self) -> None:
-        """The client disconnects."""
-        assert self.context is not None and self.tracker is not None
-        self.core.requests.endings.interrupted(self.context, by_client=True)
-        self.tracker.left(self.core.clock.now_s())
-        self._finish()
-
-    def send(self, candidate: Candidate) -> None:
-        """Send the request to a pod, which is booked first."""
-        assert self.tracker is not None
-        self.tracker.begin(candidate, self.core.clock.now_s())
-        self.asked.append(candidate.pod.id)
-
-    def refuse(self, error: RouterError) -> None:
-        """Answer with an error, if nothing was sent."""
-        has_answered = bool(self.received)
-        if self.context is not None:
-            self.core.requests.endings.failed(self.context, error, has_answered=has_answered)
-        if not has_answered:
-            self.status, self.received = status_of(error), error_body(error)
-        self._finish()
-
-    def _finish(self) -> None:
-        self.is_over = True
-        if self.tracker is not None:
-            self.tracker.end(self.core.clock.now_s())
-        if self.context is not None:
-            self.core.requests.endings.end(self.context)
+        self.resume(error)
 
 
 class MemoryFront:
     """`tokens` reads prompts."""
 
-    def __init__(
-        self, core: Core, reader: RequestReader, tokens: Callable[[InferenceRequest], PromptPrefix | None]
-    ) -> None:
+    def __init__(self, core: Core, reader: RequestReader, tokens: ReadPrompt) -> None:
         self._core, self._reader, self._tokens, self._numbers = core, reader, tokens, count(1)
-        self.waiting: list[ModelQueue] = []
-        if core.queues is not None:
-            core.queues.on_change = self.waiting.append
+        self._received: list[MemoryExchange] = []
+        """Requests that no test holds go on, too."""
+        self._waiting: dict[Waiting, MemoryExchange] = {}
+        self._queues: dict[AdmissionQueue, None] = {}
 
     def receive(
         self, path: str, body: bytes, tenant: Tenant = OPEN_TENANT, stored: StoredResponse | None = None, **head: Any
     ) -> MemoryExchange:
         """Take one request, and send it to a pod unless it is refused or waits. `stored`: the response that its path
         names; `head`: other fields of a `Head`."""
-        exchange, endpoint = MemoryExchange(self._core), endpoint_of(path)
-        endings, request_id = self._core.requests.endings, f"req-{next(self._numbers)}"
+        exchange = MemoryExchange(self._core, None, self._tokens, self._waiting, self._queues)
+        self._received.append(exchange)
+        endpoint, request_id = endpoint_of(path), f"req-{next(self._numbers)}"
         try:
             request = self._reader.read(endpoint, {}, body, request_id, tenant, stored.model if stored else "")
         except RouterError as error:
-            endings.refused(endpoint, error, request_id, tenant=tenant)
+            self._core.endings.refused(endpoint, error, request_id, tenant=tenant)
             exchange.refuse(error)
             return exchange
-        given, phases = {"method": "POST", "headers": [], **head}, Phases(self._core.clock.now_s())
-        asked = Head(id=request_id, target=path.encode(), **given)
+        given = {"method": "POST", "headers": [], **head}
+        phases, asked = Phases(self._core.clock.now_s()), Head(id=request_id, target=path.encode(), **given)
         exchange.context = RequestContext(request, asked, phases, reader=reader_of(endpoint), tenant=tenant)
         if stored is not None:
-            exchange.context.concerns(stored)
-        endings.begin()
-        self._prepare(exchange, steps := self._core.requests.prepare(exchange.context), steps.send, None)
+            exchange.context.stored_pod = stored.pod
+        exchange.serve()
         return exchange
 
     def send_waiting(self) -> None:
         """Send all requests that have a place by now."""
-        for queue in dict.fromkeys(self.waiting):
-            while queue and not queue.send_next(self._core.clock.now_s()):
-                pass
-
-    def _prepare(self, exchange: MemoryExchange, steps: Steps, resume: Callable[[Any], Step], answer: Any) -> None:
-        """Do what the request needs until it can be sent; a request that waits goes on when its ticket is settled."""
-        try:
-            while not isinstance(step := resume(answer), Ticket):
-                resume, answer = steps.send, self._tokens(step.request) if isinstance(step, Tokens) else None
-        except StopIteration:
-            exchange.attempt()
-        except RouterError as error:
-            exchange.refuse(error)
-        else:
-            step.settle = lambda error: self._prepare(exchange, steps, steps.throw if error else steps.send, error)
+        for queue in self._queues:
+            assert self._core.queues is not None
+            while self._waiting and queue:
+                turns = next(iter(self._waiting.values()))
+                if self._core.queues.send_next(queue, self._core.clock.now_s(), turns):
+                    break

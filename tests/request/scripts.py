@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from router.decision import Direct
 from router.errors import UpstreamError
-from router.request.clock import Clock
 from router.request.context import RequestContext
+from router.request.fleet_state import Clock
 from tests.request.cores import CoreOfPods, pods_at
 from tests.request.memory_front import MemoryExchange
 
@@ -65,8 +65,8 @@ class ScriptedPods(CoreOfPods):
     def serve(self, context: RequestContext) -> MemoryExchange:
         """One request through all its attempts."""
         exchange = MemoryExchange(self.core, context)
-        self.core.requests.endings.begin()
-        exchange.attempt()
+        self.core.counters.requests_began(1)
+        exchange.attempt_decided()
         while not exchange.is_over:
             self.scripts[exchange.asked[-1]](exchange)
         return exchange

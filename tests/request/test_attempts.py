@@ -458,7 +458,7 @@ def test_the_prompt_is_dropped_after_the_first_token_of_a_stream() -> None:
     pods = ScriptedPods(a=serving)
     context = pods.context(*pods.plans(), prompt=PROMPT, stream=True)
     exchange = MemoryExchange(pods.core, context)
-    exchange.attempt()
+    exchange.attempt_decided()
     exchange.head()
     assert context.request.body
     exchange.piece(TOKEN)

@@ -210,33 +210,15 @@ def fetch(billed: Billed, tokens: int | None, number: int = 1, method: str = "GE
     response(billed.fetch(number, method), tokens, number)
 
 
-def test_a_fetched_answer_in_the_background_costs_its_tokens_once() -> None:
-    """They replace the expected ones. One that is not complete costs nothing yet."""
+def test_an_answer_in_the_background_costs_what_is_expected_of_it() -> None:
+    """From its first answer on: its client may never fetch it. What is fetched costs nothing more."""
     billed = Billed()
     response(billed.post(RESPONSES, background=True, max_output_tokens=30_000), None)
     expected = billed.used()
     assert expected > 0
-    fetch(billed, None)
-    assert billed.used() == expected
-    for _ in range(3):
-        fetch(billed, 20_000)
-    assert (billed.used(), billed.used("prompt"), billed.used("concurrent")) == (20_000, 50, 0)
-
-
-def test_responses_in_the_background_are_concurrent_requests_of_their_tenant() -> None:
-    """Until they are cancelled, or have probably ended. Their expected tokens stay."""
-    billed = Billed()
-    tenant = Tenant(name="few", quotas=(Quota(concurrent_requests=2, output_tokens_per_minute=LIMIT),))
-    for number in range(9):
-        served = billed.post(RESPONSES, tenant, background=True)
-        if served.status != 429:
-            response(served, None, number)
-    assert billed.used("concurrent", tenant) == 2 and billed.used("output", tenant) == 2 * PRIOR_OUTPUT_TOKENS
-    fetch(billed, None, 0, "POST")
-    assert billed.used("concurrent", tenant) == 1 and billed.used("output", tenant) == 2 * PRIOR_OUTPUT_TOKENS
-    billed.now_s += 2 * PRIOR_OUTPUT_TOKENS * STEP_MS / 1000
-    billed.post(tenant=tenant).leave()
-    assert billed.used("concurrent", tenant) == 0
+    for tokens in (None, 20_000):
+        fetch(billed, tokens)
+    assert (billed.used(), billed.used("prompt"), billed.used("concurrent")) == (expected, 50, 0)
 
 
 def test_a_refused_body_counts_as_a_request() -> None:

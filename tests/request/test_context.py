@@ -69,7 +69,7 @@ def test_the_length_of_an_answer_is_reported_or_counted(stream: bool, pieces: li
         context.result = "ok"
         for piece in pieces:
             context.reader.feed(piece)
-        core.core.requests.endings.end(context)
+        core.core.endings.end(context)
     assert core.output_lengths.expected_tokens(context.request) == pytest.approx(tokens, abs=2)
 
 

@@ -41,14 +41,14 @@ def test_only_limits_of_the_slo_teach_how_late_a_request_may_be(headers: tuple[t
     busy.run(1.0, chat)
     assert busy.known.core.queues is not None
     queue = busy.known.core.queues._queues["m"]
-    before = queue._queue.error_share.of("t")
+    before = queue.error_share.of("t")
     stays = [
         busy.front.receive(hurried.path, hurried.body(), Tenant(name="t"), headers=list(headers)) for _ in range(9)
     ]
     assert any(not one.is_over and not one.asked for one in stays)
     busy.now_s += 10.0
     busy.front.send_waiting()
-    assert (queue._queue.error_share.of("t") > before) == (not headers)
+    assert (queue.error_share.of("t") > before) == (not headers)
 
 
 def test_the_answers_of_a_tenant_move_no_price_of_another() -> None:

@@ -12,7 +12,7 @@ from router.admission.quotas import Quota
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.hashing import hash_array, token_array
-from router.request.clock import Clock
+from router.request.fleet_state import Clock
 from router.request.reading import RequestReader
 from router.types import Generation, InferenceRequest, PrefixTrust, PromptPrefix
 from tests.request.cores import CoreOfPods, pods_at

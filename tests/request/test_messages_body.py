@@ -10,7 +10,7 @@ import pytest
 
 from router.errors import MalformedRequest
 from router.request import parse
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint
 
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -24,8 +24,8 @@ def body(**fields: Any) -> bytes:
 def test_the_fields_of_the_prompt_stay_undecoded(endpoint: Endpoint) -> None:
     """Only those; sampling and metadata change no token."""
     given = {"system": "S", "tools": [], "thinking": {"type": "disabled"}, "output_config": {"effort": "low"}}
-    parsed = parse_body(endpoint, body(**given, metadata={"user_id": "u"}, temperature=0.5, stream=True))
-    fields = prompt_fields(endpoint, parsed)
+    parsed = PARSERS[endpoint].parse(body(**given, metadata={"user_id": "u"}, temperature=0.5, stream=True))
+    fields = PARSERS[endpoint].prompt_fields(parsed)
     assert fields.keys() == {"messages", *given}
     assert [bytes(message) for message in fields["messages"]] == [json.dumps(ASKED[0]).encode()]
     assert {name: msgspec.json.decode(fields[name]) for name in given} == given
@@ -36,22 +36,22 @@ def test_the_fields_of_the_prompt_stay_undecoded(endpoint: Endpoint) -> None:
 def test_a_wrong_type_that_the_router_reads_is_refused(fields: dict[str, Any]) -> None:
     """The error names the field."""
     with pytest.raises(MalformedRequest) as caught:
-        parse_body(Endpoint.MESSAGES, body(**fields))
+        PARSERS[Endpoint.MESSAGES].parse(body(**fields))
     assert caught.value.param == next(iter(fields))
 
 
 def test_too_many_messages_are_refused() -> None:
     """As in chats. No messages, and any kind of content, are left to the engine."""
     with pytest.raises(MalformedRequest, match="max_messages"):
-        parse_body(Endpoint.MESSAGES, body(messages=ASKED * 3), max_messages=2)
-    assert parse_body(Endpoint.MESSAGES, body(messages=[])).messages == []
-    assert len(parse_body(Endpoint.MESSAGES, body(messages=[7])).messages) == 1
+        PARSERS[Endpoint.MESSAGES].parse(body(messages=ASKED * 3), max_messages=2)
+    assert PARSERS[Endpoint.MESSAGES].parse(body(messages=[])).messages == []
+    assert len(PARSERS[Endpoint.MESSAGES].parse(body(messages=[7])).messages) == 1
 
 
 def test_a_body_that_is_decoded_in_parts_is_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """System prompt and tools do not count as decoded."""
     sent = body(system=["s"] * 9, tools=[{"name": "t"}], stream=None)
-    whole = prompt_fields(Endpoint.MESSAGES, parse_body(Endpoint.MESSAGES, sent))
+    whole = PARSERS[Endpoint.MESSAGES].prompt_fields(PARSERS[Endpoint.MESSAGES].parse(sent))
     monkeypatch.setattr(parse, "MAX_DECODED_BYTES", 40)
-    parts = prompt_fields(Endpoint.MESSAGES, parse_body(Endpoint.MESSAGES, sent))
+    parts = PARSERS[Endpoint.MESSAGES].prompt_fields(PARSERS[Endpoint.MESSAGES].parse(sent))
     assert msgspec.json.encode(whole) == msgspec.json.encode(parts)

@@ -18,10 +18,9 @@ from router.request.parse import (
     MAX_NESTING,
     MAX_SEARCHED_BYTES,
     MAX_SEARCHED_FIELDS,
+    PARSERS,
     has_engine_fields,
     may_be_json_object,
-    parse_body,
-    prompt_fields,
     read_other,
     without_engine_fields,
 )
@@ -54,7 +53,7 @@ def chat(**fields: Any) -> bytes:
 def test_invalid_json_is_malformed_and_has_no_model(body: bytes) -> None:
     """Truncated, not an object, not UTF-8, a lone surrogate, nested too deeply."""
     with pytest.raises(MalformedRequest):
-        parse_body(Endpoint.CHAT, body)
+        PARSERS[Endpoint.CHAT].parse(body)
     assert getattr(read_other(body), "model", "m") == "m"
 
 
@@ -77,46 +76,49 @@ def test_invalid_json_is_malformed_and_has_no_model(body: bytes) -> None:
 def test_a_field_of_the_wrong_type_is_named(fields: dict[str, Any], param: str) -> None:
     """In the message and as `param`, with the index of the element."""
     with pytest.raises(MalformedRequest, match=f"`{param.partition('[')[0]}") as caught:
-        parse_body(Endpoint.CHAT, chat(**fields))
+        PARSERS[Endpoint.CHAT].parse(chat(**fields))
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("flags", [{"continue_final_message": True}, {"add_generation_prompt": True}])
 def test_each_generation_flag_alone_is_valid(flags: dict[str, bool]) -> None:
     """Together they contradict each other."""
-    assert prompt_fields(Endpoint.CHAT, parse_body(Endpoint.CHAT, chat(**flags))).items() >= flags.items()
+    assert PARSERS[Endpoint.CHAT].prompt_fields(PARSERS[Endpoint.CHAT].parse(chat(**flags))).items() >= flags.items()
 
 
 def test_numbers_and_booleans_are_parsed_as_leniently_as_by_engines() -> None:
     """No body is refused that a pod would accept."""
-    lenient = parse_body(Endpoint.CHAT, chat(max_tokens="16", temperature="0.5", stream="true", n=2.0, seed=2**70))
+    lenient = PARSERS[Endpoint.CHAT].parse(chat(max_tokens="16", temperature="0.5", stream="true", n=2.0, seed=2**70))
     assert (lenient.max_tokens, lenient.temperature, lenient.stream, lenient.n) == (16, 0.5, True, 2)
-    nothing = parse_body(Endpoint.CHAT, chat(max_tokens=None, stream=None, stop=None, tools=None))
+    nothing = PARSERS[Endpoint.CHAT].parse(chat(max_tokens=None, stream=None, stop=None, tools=None))
     assert (nothing.max_tokens, nothing.stream, nothing.stop, nothing.tools) == (None, None, None, None)
-    assert parse_body(Endpoint.CHAT, chat(stream=1)).stream is True
+    assert PARSERS[Endpoint.CHAT].parse(chat(stream=1)).stream is True
 
 
 def test_the_prompt_has_only_fields_that_determine_its_tokens() -> None:
     """Unchanged, without missing ones."""
     tools = [{"type": "function", "function": {"name": "f"}}]
-    parsed = parse_body(Endpoint.CHAT, chat(tools=tools, temperature=0.1, user="u"))
-    fields = prompt_fields(Endpoint.CHAT, parsed)
+    parsed = PARSERS[Endpoint.CHAT].parse(chat(tools=tools, temperature=0.1, user="u"))
+    fields = PARSERS[Endpoint.CHAT].prompt_fields(parsed)
     assert [json.loads(bytes(message)) for message in fields.pop("messages")] == [{"role": "user", "content": "hi"}]
     assert fields == {"tools": tools}
-    completion = parse_body(Endpoint.COMPLETIONS, b'{"model": "m", "prompt": [1, 2], "max_tokens": 3}')
-    assert prompt_fields(Endpoint.COMPLETIONS, completion) == {"prompt": msgspec.Raw(b"[1, 2]")}
-    embeddings = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x", "dimensions": 3}')
-    assert prompt_fields(Endpoint.EMBEDDINGS, embeddings) == {"input": msgspec.Raw(b'"x"')}
-    shortened = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": "x", "truncate_prompt_tokens": 3}')
-    assert prompt_fields(Endpoint.EMBEDDINGS, shortened)["truncate_prompt_tokens"] == msgspec.Raw(b"3")
+    completion = PARSERS[Endpoint.COMPLETIONS].parse(b'{"model": "m", "prompt": [1, 2], "max_tokens": 3}')
+    assert PARSERS[Endpoint.COMPLETIONS].prompt_fields(completion) == {"prompt": msgspec.Raw(b"[1, 2]")}
+    embeddings = PARSERS[Endpoint.EMBEDDINGS].parse(b'{"model": "m", "input": "x", "dimensions": 3}')
+    assert PARSERS[Endpoint.EMBEDDINGS].prompt_fields(embeddings) == {"input": msgspec.Raw(b'"x"')}
+    shortened = PARSERS[Endpoint.EMBEDDINGS].parse(b'{"model": "m", "input": "x", "truncate_prompt_tokens": 3}')
+    assert PARSERS[Endpoint.EMBEDDINGS].prompt_fields(shortened)["truncate_prompt_tokens"] == msgspec.Raw(b"3")
     ranked = read_other(b'{"model": "m", "query": "x", "documents": ["y"], "top_n": 1}')
-    assert prompt_fields(Endpoint.OTHER, ranked) == {"query": msgspec.Raw(b'"x"'), "documents": msgspec.Raw(b'["y"]')}
+    assert PARSERS[Endpoint.OTHER].prompt_fields(ranked) == {
+        "query": msgspec.Raw(b'"x"'),
+        "documents": msgspec.Raw(b'["y"]'),
+    }
 
 
 def test_texts_to_embed_may_be_longer_than_what_is_decoded() -> None:
     """They stay undecoded."""
     text = b'"' + b"x" * (MAX_DECODED_BYTES + 1) + b'"'
-    parsed = parse_body(Endpoint.EMBEDDINGS, b'{"model": "m", "input": ' + text + b"}")
+    parsed = PARSERS[Endpoint.EMBEDDINGS].parse(b'{"model": "m", "input": ' + text + b"}")
     assert (parsed.model, parsed.input) == ("m", msgspec.Raw(text))
 
 
@@ -134,7 +136,7 @@ objects = st.dictionaries(st.sampled_from(NAMES), json_values).map(lambda fields
 def test_any_bytes_are_parsed_or_malformed(endpoint: Endpoint, body: bytes) -> None:
     """No other exception."""
     read_other(body)
-    for read in (lambda: parse_body(endpoint, body), lambda: without_engine_fields(body)):
+    for read in (lambda: PARSERS[endpoint].parse(body), lambda: without_engine_fields(body)):
         try:
             read()
         except MalformedRequest as error:
@@ -223,14 +225,14 @@ def test_an_endless_number_is_refused(endpoint: Endpoint, number: bytes, name: s
     """Decoding one takes milliseconds."""
     body = b'{"model":"m","messages":[{}],"prompt":"a","%b":%b}' % (name.encode(), number)
     with pytest.raises(MalformedRequest, match=f"`{name}` has .* bytes, more than 64") as caught:
-        parse_body(endpoint, body)
+        PARSERS[endpoint].parse(body)
     assert caught.value.param == name
 
 
 def test_only_the_last_of_a_repeated_number_is_decoded() -> None:
     """As Python does; a float may take 5 us."""
     body = chat(seed=1)[:-1] + b',"temperature":[1],"temperature":0.5}'
-    assert parse_body(Endpoint.CHAT, body).temperature == 0.5
+    assert PARSERS[Endpoint.CHAT].parse(body).temperature == 0.5
 
 
 @pytest.mark.parametrize("name", ["tools", "documents"])
@@ -238,9 +240,9 @@ def test_a_long_float_in_a_free_field_is_refused(name: str) -> None:
     """One takes up to 25 us."""
     short, long = b"1.0123456789012345e-300", b"1." + b"0" * 100 + b"e-300"
     body = b'{"model":"m","messages":[{}],"%b":[{"a":[%b]}]}'
-    assert getattr(parse_body(Endpoint.CHAT, body % (name.encode(), short)), name) == [{"a": [float(short)]}]
+    assert getattr(PARSERS[Endpoint.CHAT].parse(body % (name.encode(), short)), name) == [{"a": [float(short)]}]
     with pytest.raises(MalformedRequest, match=rf"`{name}\S* has a number of 107 characters, more than 32"):
-        parse_body(Endpoint.CHAT, body % (name.encode(), long))
+        PARSERS[Endpoint.CHAT].parse(body % (name.encode(), long))
 
 
 SMALL_FIELDS = st.fixed_dictionaries(
@@ -260,10 +262,10 @@ SMALL_FIELDS = st.fixed_dictionaries(
 
 def parsed_or_refused(endpoint: Endpoint, body: bytes) -> Any:
     try:
-        parsed = parse_body(endpoint, body)
+        parsed = PARSERS[endpoint].parse(body)
     except MalformedRequest:
         return "refused"
-    return prompt_fields(endpoint, parsed), parsed.stream, parsed.cache_salt, has_engine_fields(parsed)
+    return PARSERS[endpoint].prompt_fields(parsed), parsed.stream, parsed.cache_salt, has_engine_fields(parsed)
 
 
 @given(fields=SMALL_FIELDS, endpoint=st.sampled_from([Endpoint.CHAT, Endpoint.COMPLETIONS]))
@@ -281,30 +283,30 @@ def test_a_body_has_a_bounded_number_of_bytes_to_decode(name: str) -> None:
     value = {"tools": b'[{"a":"%b"}]', "documents": b'[{"a":"%b"}]'}.get(name, b'"%b"') % (b"a" * 4 * 1024 * 1024)
     body = b'{"model":"m","messages":[{"content":"%b"}],"%b":%b}'
     with pytest.raises(MalformedRequest, match="besides messages and prompt, more than 4194304"):
-        parse_body(Endpoint.CHAT, body % (b"a", name.encode(), value))
-    assert parse_body(Endpoint.CHAT, body % (value.replace(b'"', b""), b"x", b"1")).model == "m"
+        PARSERS[Endpoint.CHAT].parse(body % (b"a", name.encode(), value))
+    assert PARSERS[Endpoint.CHAT].parse(body % (value.replace(b'"', b""), b"x", b"1")).model == "m"
 
 
 def test_large_prompt_embeddings_stay_undecoded() -> None:
     """They are forwarded, and change the prompt inside the engine."""
     body = b'{"model":"m","prompt":"a","prompt_embeds":%b}'
-    large = parse_body(Endpoint.COMPLETIONS, body % (b'"%b"' % (b"A" * 5 * 1024 * 1024)))
-    assert len(memoryview(prompt_fields(Endpoint.COMPLETIONS, large)["prompt_embeds"])) > 5 * 1024 * 1024
-    null = parse_body(Endpoint.COMPLETIONS, body % b"null" + b" " * 5 * 1024 * 1024)
-    assert "prompt_embeds" not in prompt_fields(Endpoint.COMPLETIONS, null)
+    large = PARSERS[Endpoint.COMPLETIONS].parse(body % (b'"%b"' % (b"A" * 5 * 1024 * 1024)))
+    assert len(memoryview(PARSERS[Endpoint.COMPLETIONS].prompt_fields(large)["prompt_embeds"])) > 5 * 1024 * 1024
+    null = PARSERS[Endpoint.COMPLETIONS].parse(body % b"null" + b" " * 5 * 1024 * 1024)
+    assert "prompt_embeds" not in PARSERS[Endpoint.COMPLETIONS].prompt_fields(null)
 
 
 def test_only_the_last_of_a_repeated_field_of_a_large_body_is_decoded() -> None:
     """Four strings of 8 MiB would be decoded in 40 ms."""
     body = b'{"model":"m","messages":[{}],"user":"%b","user":5,"user":"u"}' % (b"a" * 4 * 1024 * 1024)
-    assert parse_body(Endpoint.CHAT, body).user == "u"
+    assert PARSERS[Endpoint.CHAT].parse(body).user == "u"
 
 
 @pytest.mark.parametrize("name", ["suffix", "prompt_embeds"])
 def test_a_completion_has_no_field_of_any_type(name: str) -> None:
     """A list of two million numbers would be decoded."""
     with pytest.raises(MalformedRequest, match=f"`{name}"):
-        parse_body(Endpoint.COMPLETIONS, b'{"model":"m","prompt":"a","%b":[1.5,2.5]}' % name.encode())
+        PARSERS[Endpoint.COMPLETIONS].parse(b'{"model":"m","prompt":"a","%b":[1.5,2.5]}' % name.encode())
 
 
 @pytest.mark.parametrize("name", sorted(CONTAINERS))

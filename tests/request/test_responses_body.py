@@ -11,7 +11,7 @@ import pytest
 from router.errors import MalformedRequest
 from router.policy.retry import is_repeatable
 from router.request import parse
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, InferenceRequest
 
 ITEMS = [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []}]
@@ -22,14 +22,14 @@ def body(**fields: Any) -> bytes:
 
 
 def fields_of(**fields: Any) -> dict[str, Any]:
-    return prompt_fields(Endpoint.RESPONSES, parse_body(Endpoint.RESPONSES, body(**fields)))
+    return PARSERS[Endpoint.RESPONSES].prompt_fields(PARSERS[Endpoint.RESPONSES].parse(body(**fields)))
 
 
 def test_the_fields_of_the_prompt_stay_undecoded() -> None:
     """The input is split into its items; limits and sampling change no token."""
     given = {"instructions": "S", "tools": [], "reasoning": {"effort": "low"}, "truncation": "disabled"}
-    parsed = parse_body(Endpoint.RESPONSES, body(**given, max_output_tokens=9, temperature=0.5, stream=True))
-    fields = prompt_fields(Endpoint.RESPONSES, parsed)
+    parsed = PARSERS[Endpoint.RESPONSES].parse(body(**given, max_output_tokens=9, temperature=0.5, stream=True))
+    fields = PARSERS[Endpoint.RESPONSES].prompt_fields(parsed)
     assert fields.keys() == {"input", *given}
     assert [msgspec.json.decode(item) for item in fields["input"]] == ITEMS
     assert {name: msgspec.json.decode(fields[name]) for name in given} == given
@@ -47,14 +47,14 @@ def test_a_text_is_one_undecoded_value() -> None:
 def test_a_wrong_type_that_the_router_reads_is_refused(fields: dict[str, Any]) -> None:
     """The error names the field."""
     with pytest.raises(MalformedRequest) as caught:
-        parse_body(Endpoint.RESPONSES, body(**fields))
+        PARSERS[Endpoint.RESPONSES].parse(body(**fields))
     assert caught.value.param == next(iter(fields))
 
 
 def test_too_many_items_are_refused() -> None:
     """As messages of chats."""
     with pytest.raises(MalformedRequest, match=r"3 items, more than 2 \(limits\.max_messages\)") as caught:
-        parse_body(Endpoint.RESPONSES, body(input=[7] * 3), max_messages=2)
+        PARSERS[Endpoint.RESPONSES].parse(body(input=[7] * 3), max_messages=2)
     assert caught.value.param == "input"
 
 

@@ -15,7 +15,7 @@ from router.admission.fair_bound import FairBound
 from router.decision import Direct, Plan, Pull, Split
 from router.errors import ConnectFailed, HandoffFailed, RouterError, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.hashing import hash_array, token_array
-from router.request.clock import Clock
+from router.request.fleet_state import Clock
 from router.request.inbound import HeaderList
 from router.request.response_reader import reader_of
 from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, UNCOUNTED_BYTES, Tracker
@@ -41,9 +41,9 @@ class Served:
     def __init__(self, core: CoreOfPods, names: list[str], *, stream: bool) -> None:
         plans = [PLANS[name](core) for name in names]
         self.core, self.context = core, core.context(*plans, prompt=PROMPT, stream=stream)
-        self.tracker: Tracker | None = core.core.requests.tracker(self.context)
+        self.tracker: Tracker | None = core.core.tracker(self.context)
         self.now_s, self.received, self.has_head = 0.0, b"", False
-        core.core.requests.endings.begin()
+        core.core.counters.requests_began(1)
         try:
             self._begin(self.tracker.first(self.now_s))
         except RouterError as error:
@@ -82,7 +82,7 @@ class Served:
         self._fail(ERRORS[number % len(ERRORS)]("failed", pod=pods[number % 2]))
 
     def _left(self, tracker: Tracker, number: int) -> None:
-        self.core.core.requests.endings.interrupted(self.context, by_client=True)
+        self.core.core.endings.interrupted(self.context, by_client=True)
         tracker.left(self.now_s)
         self._finish()
 
@@ -110,14 +110,14 @@ class Served:
             self._begin(candidate)
 
     def _refuse(self, error: RouterError) -> None:
-        self.core.core.requests.endings.failed(self.context, error, has_answered=bool(self.received))
+        self.core.core.endings.failed(self.context, error, has_answered=bool(self.received))
         self._finish()
 
     def _finish(self) -> None:
         assert self.tracker is not None
         self.tracker.end(self.now_s)
         self.tracker = None
-        self.core.core.requests.endings.end(self.context)
+        self.core.core.endings.end(self.context)
 
 
 def core_of(**settings: Any) -> CoreOfPods:
@@ -156,7 +156,7 @@ def test_any_order_of_events_leaves_nothing(
 def started(core: CoreOfPods, *names: str, stream: bool = True) -> Tracker:
     """The tracker of a request that is sent to its first candidate."""
     context = core.context(*(PLANS[name](core) for name in names), prompt=PROMPT, stream=stream)
-    tracker = core.core.requests.tracker(context)
+    tracker = core.core.tracker(context)
     tracker.begin(tracker.first(0.0), 0.0)
     return tracker
 
@@ -201,10 +201,10 @@ def test_a_stream_shows_its_first_token_and_another_response_is_assumed_to_have_
     """After a multiple of the expected time."""
     core = core_of()
     context = core.context(PLANS["direct a"](core), expected_ms=40.0)
-    tracker = core.core.requests.tracker(context)
+    tracker = core.core.tracker(context)
     assert tracker.begin(tracker.first(0.0), 0.0) == pytest.approx(0.04 * UNARY_PREFILL_SLACK)
-    assert core.core.requests.tracker(core.context(PLANS["direct a"](core), stream=True)) is not None
-    streamed = core.core.requests.tracker(core.context(PLANS["direct a"](core), stream=True))
+    assert core.core.tracker(core.context(PLANS["direct a"](core), stream=True)) is not None
+    streamed = core.core.tracker(core.context(PLANS["direct a"](core), stream=True))
     assert streamed.begin(streamed.first(0.0), 0.0) is None
 
 
@@ -330,7 +330,7 @@ def test_what_is_held_of_responses_has_a_share_of_the_memory_for_bodies() -> Non
     """A client that uses up its share gets its responses as they come, until the others have ended."""
     core, piece = core_of(), b"x" * UNCOUNTED_BYTES
     memory = FairBound(16 * UNCOUNTED_BYTES, "bytes", "limits.max_held_bytes")
-    core.core.requests.rules = replace(core.core.requests.rules, memory=memory)
+    core.core.rules = replace(core.core.rules, memory=memory)
     trackers = [started(core, "direct a", stream=False) for _ in range(5)]
     for tracker in trackers:
         tracker.head("a", 200, JSON_HEADERS, 0.1)

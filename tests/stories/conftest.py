@@ -17,7 +17,7 @@ import uvicorn
 from loadtest.commands.child_processes import JSON_CALL
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, running_engines
-from router.admission.admission_queue import AdmissionConfig
+from router.admission.admission_queue import AdmissionConfig, AdmissionQueue
 from router.config.load import shipped
 from router.config.models import ModelPrior, load_priors
 from router.config.pod_schema import PodConfig
@@ -43,7 +43,7 @@ from router.prompt.incremental import short_chats
 from router.prompt.sandbox import renders_late_system
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.request.queues import ModelQueue
+from router.request.queues import RequestQueues
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.program import Program
 from tests.loaded_tokenizers import loaded_tokenizer
@@ -177,16 +177,22 @@ def pods_open(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     takes to arrive."""
     pods_open, times_s = asyncio.Event(), list[float]()
 
-    def timed(decide: Callable[..., Any]) -> Callable[..., Any]:
-        def decided(queue: ModelQueue, *arguments: Any) -> Any:
-            *others, now_s = arguments
-            times_s.append(now_s)
-            return decide(queue, *others, now_s if pods_open.is_set() else times_s[0])
+    def timed(decide: Callable[..., Any], place: int) -> Callable[..., Any]:
+        def decided(*arguments: Any) -> Any:
+            times_s.append(arguments[place])
+            now_s = arguments[place] if pods_open.is_set() else times_s[0]
+            return decide(*arguments[:place], now_s, *arguments[place + 1 :])
 
         return decided
 
-    for name in ("sends_at_once", "offer", "send_next"):
-        monkeypatch.setattr(ModelQueue, name, timed(getattr(ModelQueue, name)))
+    for kind, name, place in (
+        (AdmissionQueue, "send_at_once", 3),
+        (AdmissionQueue, "offer", 3),
+        (AdmissionQueue, "expire", 1),
+        (AdmissionQueue, "try_send", 3),
+        (RequestQueues, "_candidates", 3),
+    ):
+        monkeypatch.setattr(kind, name, timed(getattr(kind, name), place))
     return pods_open
 
 

@@ -108,7 +108,7 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         for number in range(12):
             await deployment.chat(opening("harbour") if number == 5 else opening(f"boat {number}"))
         body = {"model": "demo", "messages": opening("harbour"), "max_tokens": 8}
-        seen = deployment.program.core.requests.decisions._prefixes
+        seen = deployment.program.core.decisions._prefixes
         counts = {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
         before, blocks = await counted(deployment), [engine.load for engine in deployment.engines]
         previews = [await deployment.admin.post("/admin/preview", json=body) for _ in range(3)]

@@ -26,11 +26,14 @@ from router.observe.class_metrics import COUNTED_TENANTS
 from router.observe.fast_metrics import PLAIN
 from router.observe.recent_decisions import MAX_DECISIONS
 from router.prompt.fingerprint import SEEDS
+from router.request.effects import Downstream, Effects
+from router.request.tracker import Tracker
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.program import Program
 from tests.api.test_openai_edge import Client
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
+from tests.proxy.pods import Client as Reader
 
 pytestmark = pytest.mark.anyio
 
@@ -46,6 +49,11 @@ FILLED = max(MAX_DECISIONS, SEEDS, COUNTED_TENANTS) + 200
 """After this number of requests every table by number is full."""
 
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+async def unsent(tracker: Tracker, client: Downstream, do: Effects) -> None:
+    """Sends nothing."""
+    tracker.context.result = "ok"
 
 
 class Router:
@@ -64,6 +72,7 @@ class Router:
         tokenizer, priors = loaded_tokenizer(SOURCE), load_priors(shipped("config") / "models")
         self.program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
         self.program.pods.membership.replace("admin calls", map(ListedPod, pods))
+        self.program.core.attempts = unsent  # type: ignore[method-assign]
         for name in "ab":
             self.program.fleet.describe(name, models=("demo",))
             self.program.fleet.event(name, PodEvent.PROBE_OK)
@@ -71,17 +80,14 @@ class Router:
     async def send(self, fields: dict[str, Any], path: str, headers: Headers = ()) -> None:
         """Serve one request; errors are the client's."""
         self.requests += 1
-        body, requests = msgspec.json.encode(fields), self.program.core.requests
+        body = msgspec.json.encode(fields)
         listed = [*headers, (b"x-request-id", f"{self.requests:x<128}".encode())]
         client = Client(body, path=path, headers=listed)
         try:
             context = await self.program.edge._read(client.sent_to(self.program.edge))
-            await self.program._steps.run(requests.prepare(context))
+            await self.program._forwarder.forward(context, Reader())
         except RouterError:
             return
-        requests.endings.begin()
-        context.result = "ok"
-        requests.endings.end(context)
 
 
 @pytest.fixture(scope="module")

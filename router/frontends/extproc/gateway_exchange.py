@@ -116,6 +116,8 @@ class GatewayExchange:
         self.is_picked = self.is_rewritten = False
         """`is_rewritten`: whether `body` is not the client's."""
         self.response_complete = False
+        self.pick_limit: asyncio.Timeout | None = None
+        """Until when a pod must be named."""
         self.pieces: list[bytes] = []
         self._has_trailers = False
         self._answer: Any = None

@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
 from router.addresses import join_address, url_address, url_host
 from router.config.schema import PickerListen
 from router.decision import Candidate, Split
-from router.errors import ConnectFailed, NoReadyPod, Overloaded
+from router.errors import ConnectFailed, NoReadyPod, Overloaded, RouterError
 from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
 from router.frontends.extproc.metadata import POD_HEADER, served_in
-from router.frontends.http.attempt import Forwarder, begin, first_success, send_answer
-from router.frontends.http.relay import Downstream, relay
-from router.frontends.http.replies import WholeReply
+from router.frontends.http.attempt import Forwarder
+from router.frontends.http.relay import WholeReply, relay
 from router.request.context import RequestContext
 from router.request.decisions import addresses_of
+from router.request.effects import Downstream
 from router.request.inbound import HeaderList
 from router.request.tracker import Tracker
 from router.types import Pod
@@ -37,68 +36,59 @@ _GATEWAYS = frozenset(
 """Headers that the gateway writes itself for the connection to the pod."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class PickForwarder(Forwarder):
-    """Serves requests through a gateway. `_sender`: of `warmroute serve`, which would send the same headers."""
+    """Serves requests through a gateway. `sender`: of `warmroute serve`, which would send the same headers."""
 
-    _picker: PickerListen
+    picker: PickerListen
 
     def __post_init__(self) -> None:
-        self._runs_prefill = self._picker.prefill == "picker"
-        self._timeout_s = self._picker.message_timeout_s * _SHARE_OF_TIMEOUT
+        self._runs_prefill = self.picker.prefill == "picker"
+        self._timeout_s = self.picker.message_timeout_s * _SHARE_OF_TIMEOUT
 
-    async def _serve(self, context: RequestContext, client: Downstream) -> None:
+    async def forward(self, context: RequestContext, client: Downstream) -> None:
         assert isinstance(client, GatewayExchange)
         context.is_unseen = client.modes.response == NONE
         is_buffered = client.modes.request == BUFFERED
         try:  # a gateway that buffers would give up without saying why to its client
-            async with asyncio.timeout(self._timeout_s if is_buffered else None) as limit:
-                answer = await self._steps.run(self._requests.prepare(context))
-                if answer is None:
-                    await self._serve_candidates(context, client, limit)
-                else:
-                    await send_answer(answer, context, client)
+            async with asyncio.timeout(self._timeout_s if is_buffered else None) as client.pick_limit:
+                await self.core.serve(context, client, self)
         except TimeoutError as error:
-            why = f"The gateway waits no longer than {self._timeout_s:g} s (picker.message_timeout_s)."
-            raise Overloaded(why, retry_after_s=1.0) from error
+            raise self._overdue() from error
 
-    async def _serve_candidates(self, context: RequestContext, client: GatewayExchange, limit: asyncio.Timeout) -> None:
-        tracker = self._requests.tracker(context)
-        try:
-            await first_success(tracker, partial(self._name_and_follow, tracker, client, limit))
-        except asyncio.CancelledError:
-            tracker.left(time.monotonic())
-            raise
-        finally:
-            tracker.end(time.monotonic())
+    def overdue(self, client: Downstream) -> RouterError | None:
+        assert isinstance(client, GatewayExchange) and client.pick_limit is not None
+        return self._overdue() if client.pick_limit.expired() else None
 
-    async def _name_and_follow(
-        self, tracker: Tracker, client: GatewayExchange, limit: asyncio.Timeout, candidate: Candidate
-    ) -> None:
-        """Name the pod of a candidate, which is booked first, and follow the response. `limit` ends with the pick."""
-        begin(tracker, candidate)
+    def _overdue(self) -> Overloaded:
+        why = f"The gateway waits no longer than {self._timeout_s:g} s (picker.message_timeout_s)."
+        return Overloaded(why, retry_after_s=1.0)
+
+    async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+        """Name the pod of a candidate, and follow the response."""
+        assert isinstance(client, GatewayExchange) and client.pick_limit is not None
         plan, context, handoff = candidate.plan, tracker.context, None
         body: bytes | WholeReply | None = None
         try:
             if isinstance(plan, Split) and self._runs_prefill:
-                handoff, body = await self._splits.open_prefill(tracker, plan)
+                handoff, body = await self.splits.open_prefill(tracker, plan)
             elif plan.pull is not None:
-                body = await self._pulls.body(context.request.body, plan.pod, plan.pull.holder)
+                body = await self.pulls.body(context.request.body, plan.pod, plan.pull.holder)
             if isinstance(body, WholeReply):
                 await self._answer(body, tracker, client)
                 return
             await self._pick(tracker, candidate, client, body)
-            limit.reschedule(None)
+            client.pick_limit.reschedule(None)
             await self._follow(tracker, client)
         finally:
             if handoff is not None:
-                self._splits.close_prefill(handoff)
+                self.splits.close_prefill(handoff)
 
     async def _answer(self, reply: WholeReply, tracker: Tracker, client: GatewayExchange) -> None:
         """Answer in place of the pod: the prefill pod has refused the request, or completed it."""
         tracker.context.is_unseen = False
         tracker.head(reply.pod, reply.status, reply.headers, time.monotonic())
-        headers = [*self._sender.rules.downstream(reply.headers), *tracker.headers()]
+        headers = [*self.sender.rules.downstream(reply.headers), *tracker.headers()]
         await relay(reply, client, tracker, headers)
 
     async def _pick(
@@ -110,7 +100,7 @@ class PickForwarder(Forwarder):
         headers, removed = self._changes(context, plan.pod)
         others = [
             one
-            for one in (tracker.fallbacks(self._picker.fallbacks) if may_repeat else ())
+            for one in (tracker.fallbacks(self.picker.fallbacks) if may_repeat else ())
             if not isinstance(one.plan, Split) and self._changes(context, one.pod) == (headers, removed)
         ]  # a gateway sends the same headers to all of them, the key of the first pod among them
         addresses = [gateway_address(one.pod) for one in (candidate, *others)]
@@ -123,8 +113,8 @@ class PickForwarder(Forwarder):
 
     def _changes(self, context: RequestContext, pod: Pod) -> tuple[HeaderList, list[bytes]]:
         """Headers to set, and names to remove, so that the pod receives what `warmroute serve` would send."""
-        head, pool = context.head, self._sender.pool(pod)
-        wanted, given = self._sender.headers(head, pool), set(head.headers)
+        head, pool = context.head, self.sender.pool(pod)
+        wanted, given = self.sender.headers(head, pool), set(head.headers)
         kept = {name for name, _ in wanted}
         removed = {name for name, _ in given if name not in kept and not name.startswith(b"x-envoy-")}
         changed = [header for header in wanted if header not in given]
@@ -156,7 +146,7 @@ class PickForwarder(Forwarder):
         if is_complete:
             tracker.complete(now_s)
         else:
-            self._requests.endings.interrupted(context, by_client=True)
+            self.core.endings.interrupted(context, by_client=True)
             tracker.left(now_s)
 
     async def _head(self, tracker: Tracker, client: GatewayExchange, message: Any) -> bool:
@@ -170,7 +160,7 @@ class PickForwarder(Forwarder):
         response = ProcessingResponse()
         mutation = response.response_headers.response.header_mutation
         set_headers(mutation, tracker.headers())
-        kept = {name for name, _ in self._sender.rules.downstream(headers)}
+        kept = {name for name, _ in self.sender.rules.downstream(headers)}
         dropped = {name for name, _ in headers} - kept - _GATEWAYS - {b"server", b"x-request-id"}
         if tracker.changes_length:
             dropped.add(b"content-length")
@@ -188,7 +178,7 @@ class PickForwarder(Forwarder):
             if served in addresses_of(other.pod.url):
                 pod = candidate.pod.id
                 tracker.failed(ConnectFailed(f"pod {pod}: the gateway used {other.pod.id}", pod=pod), time.monotonic())
-                begin(tracker, other)
+                self.core.begin(tracker, other, self)
                 return
 
 

@@ -25,7 +25,7 @@ from router.frontends.fair_turns import FairTurns
 from router.frontends.http.client_deadlines import Newcomers
 from router.frontends.http.cors import CorsPolicy, page_refusal
 from router.frontends.http.exchange import STATUS_LINES, BodyHolder, BodyMemory, date_line
-from router.frontends.http.relay import Downstream
+from router.request.effects import Downstream
 from router.request.error_responses import error_body, error_headers, headers_too_large
 from router.request.inbound import Head, HeaderList, Trace
 

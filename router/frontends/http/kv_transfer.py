@@ -30,8 +30,7 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
 from router.frontends.body_edits import BodyEdits
-from router.frontends.http.relay import RESPONSE, AnyReply, read_all
-from router.frontends.http.replies import DecodeReply, WholeReply, as_stream
+from router.frontends.http.relay import RESPONSE, AnyReply, DecodeReply, WholeReply, as_stream, read_all
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
 from router.observe.ended import CLIENT_GONE

@@ -206,7 +206,7 @@ class OpenAiEdge(HttpEdge):
             )
         context = RequestContext(request, head, phases, admitted.tenant, admitted.owner, reader=reader_of(endpoint))
         if stored is not None:
-            context.concerns(stored)
+            context.stored_pod = stored.pod
         return context
 
     async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:

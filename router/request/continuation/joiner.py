@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from router.request.continuation.answer_words import CONTEXT, HALF, MAX_HALF_TOKENS, AnswerWords
 from router.request.continuation.plan import Continue, added_up, last_events
-from router.request.continuation.record import Record
-from router.request.continuation.stream import Diverged, PodStream
+from router.request.continuation.stream import Diverged, PodStream, Record
 from router.request.continuation.stream_events import (
     DONE,
     MAX_REMEMBERED_BYTES,

@@ -1,4 +1,4 @@
-"""Which pods may go on with a stream, and when does a stream leave a pod that is drained?
+"""Which pods may go on with a stream, when is a pod silent for too long, and when does a stream leave a drained one?
 
 Another pod must compute the prompt and the answer so far. A stream leaves where that takes less time than the rest of
 its answer probably will, the cheapest first, and only as many as cost the other pods a `SHARE` of their time.
@@ -13,13 +13,18 @@ from typing import TypeVar
 from router.decision import Candidate, Direct, RouteDecision
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
-from router.types import Endpoint
+from router.types import Endpoint, PodId
 
 MOVED = "moved"
 """Why a stream leaves a pod that is drained, which has not failed: it may come back once the pod is another one."""
 CHECK_S = 0.5
 """How often streams are looked for that should leave their pods."""
 SHARE = 0.1
+SILENT_STEPS = 20
+"""A pod's silence counts after as many of its steps: one that takes a long prompt in, too, is longer than others."""
+LEAST_PIECES = 8
+"""The mean of fewer says little."""
+_WEIGHT, _MOST = 0.1, 4096
 StreamT = TypeVar("StreamT")
 
 
@@ -65,3 +70,20 @@ class MovePace:
             if self._left_ms > 0:
                 self._left_ms -= cost_ms
                 yield one
+
+
+class StepTimes:
+    """Mean times between the pieces of streams, by pod and workload class, learnt from each stream that was whole."""
+
+    def __init__(self) -> None:
+        self._step_s: dict[tuple[PodId, str], float] = {}
+
+    def learn(self, pod: PodId, workload: str, step_s: float) -> None:
+        known_s = self._step_s.pop((pod, workload), step_s)
+        self._step_s[pod, workload] = known_s + _WEIGHT * (step_s - known_s)
+        if len(self._step_s) > _MOST:
+            del self._step_s[next(iter(self._step_s))]
+
+    def silence_s(self, pod: PodId, workload: str) -> float:
+        """0 for streams of which nothing was learnt."""
+        return SILENT_STEPS * self._step_s.get((pod, workload), 0.0)

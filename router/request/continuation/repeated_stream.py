@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from router.guards import Bound
-from router.request.continuation.record import Record
-from router.request.continuation.stream import Diverged, PodStream
+from router.request.continuation.stream import Diverged, PodStream, Record
 from router.request.continuation.stream_events import DATA, END, MaybeRaw, is_given
 from router.request.continuation.terms import Terms
 

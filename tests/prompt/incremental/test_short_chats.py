@@ -18,7 +18,7 @@ from router.prompt.incremental.reader import MIN_BYTES
 from router.prompt.incremental.short_chats import can_continue, common_length, context_of
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.request.parse import parse_body, prompt_fields
+from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.examples import examples
 
@@ -161,7 +161,7 @@ BODIES: dict[str, Callable[[list[Turn]], Iterator[dict[str, Any]]]] = {
 def request_of(api: str, body: dict[str, Any]) -> InferenceRequest:
     """As the edge passes it on, as if it were long."""
     encoded = msgspec.json.encode(body)
-    prompt = prompt_fields(APIS[api], parse_body(APIS[api], encoded))
+    prompt = PARSERS[APIS[api]].prompt_fields(PARSERS[APIS[api]].parse(encoded))
     return InferenceRequest(id="r", endpoint=APIS[api], model="m", body=encoded.ljust(MIN_BYTES), prompt=prompt)
 
 

@@ -14,8 +14,7 @@ from router.request.continuation import stream
 from router.request.continuation.answer_words import HALF
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, Finish, StreamPlan, plan
-from router.request.continuation.recorder import Recorder
-from router.request.continuation.stream import PodStream
+from router.request.continuation.stream import PodStream, Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import Case, Received, body_of, case_named, decode, event, words

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import get_ident
+from typing import Any, cast
 
 import pytest
 
 from router.decision import Candidate
 from router.errors import UpstreamBroken
-from router.frontends.http.attempt import first_success
 from router.prompt.tokenizer import Tokenizer
 from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.joiner import Joiner, StopWatch
 from router.request.continuation.plan import Continue
-from router.request.continuation.record import Record
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Record, Recorder
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import MAX_STOP_CHARACTERS, terms_of
+from router.request.effects import Downstream
+from router.request.tracker import Tracker
 from router.types import Endpoint
 from tests.pace import slowness
-from tests.request.continuation.test_continuing_tracker import Fleet, uncut, whole
+from tests.request.continuation.test_kept_stream import Fleet, uncut, whole
 
 TERMS = terms_of(Endpoint.CHAT, b'{"messages":[],"stream":true}')
 PIECE_BYTES = 64 * 1024
@@ -97,23 +99,30 @@ def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
 async def test_the_seam_is_searched_in_a_thread() -> None:
     """An answer of 100,000 tokens takes 40 ms, in which the loop goes on."""
     fleet, threads = Fleet("bytes"), set[int]()
-    words, options = fleet.tracker.asked.words, fleet.tracker.options
+    words, options = fleet.stream.asked.words, fleet.stream.options
     assert words is not None
 
     def text_of(ids: Sequence[int], special: bool) -> str:
         threads.add(get_ident())
         return words.text_of(ids, special)
 
-    async def attempt(candidate: Candidate) -> None:
-        fleet.begin(candidate)
-        fleet.answer(1.0 if fleet.received else 0.5)
-        if not fleet.tracker.body.count(b"kv_transfer_params"):
-            raise UpstreamBroken("cut", pod=fleet.pod)
-        fleet.end()
+    class Threads:
+        """The effects of a front on asyncio."""
 
-    fleet.tracker.options = replace(options, words_of=lambda _model: replace(words, text_of=text_of))
+        async def in_thread(self, work: Callable[[], Any]) -> Any:
+            return await asyncio.to_thread(work)
+
+        async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+            fleet.pod = candidate.pod.id
+            fleet.answer(1.0 if fleet.received else 0.5)
+            if not fleet.tracker.body.count(b"kv_transfer_params"):
+                raise UpstreamBroken("cut", pod=fleet.pod)
+            fleet.end()
+
+    options = replace(options, words_of=lambda _model: replace(words, text_of=text_of))
+    fleet.stream.rules = replace(fleet.stream.rules, continuation=options)
     fleet.tracker.release(0.0)
-    await first_success(fleet.tracker, attempt)
+    await fleet.core.core.attempts(fleet.tracker, cast(Any, None), cast(Any, Threads()))
     fleet.close()
     assert whole(fleet.received) == uncut("bytes")
     assert threads and get_ident() not in threads

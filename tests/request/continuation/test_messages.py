@@ -19,12 +19,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.frontends.http.replies import WholeReply, message_error
+from router.frontends.http.relay import WholeReply, message_error
 from router.prompt.apis.vllm_messages import VllmMessages
-from router.request.continuation.message_chat import chat_of, converts
-from router.request.continuation.message_stream import MessageStream
+from router.request.continuation.messages import MessageStream, chat_of, converts
 from router.request.continuation.plan import first_body
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint, PrefixTrust
 from tests.request.continuation.test_any_fault import in_pieces

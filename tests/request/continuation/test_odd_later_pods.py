@@ -7,8 +7,7 @@ from typing import Any
 
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, plan
-from router.request.continuation.recorder import Recorder
-from router.request.continuation.stream import PodStream
+from router.request.continuation.stream import PodStream, Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import DONE, Received, body_of, case_named, event, words

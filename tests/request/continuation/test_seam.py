@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from router.request.continuation.answer_words import AnswerWords
-from router.request.continuation.record import Record
-from router.request.continuation.seam import WINDOW_TOKENS, Seam, find_seam
+from router.request.continuation.plan import WINDOW_TOKENS, Seam, find_seam
+from router.request.continuation.stream import Record
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 

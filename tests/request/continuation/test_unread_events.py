@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.kept_stream import StreamState
+from router.request.continuation.stream import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import Received, body_of, case_named, event
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_any_fault import in_pieces
-from tests.request.continuation.test_continuing_tracker import Fleet, uncut, whole
+from tests.request.continuation.test_kept_stream import Fleet, uncut, whole
 from tests.request.cores import EVENT_HEADERS
 
 CASE = case_named("bytes")
@@ -103,7 +104,7 @@ def test_unreadable_answer_of_a_later_pod_ends_the_stream() -> None:
     assert fleet.fail()
     fleet.tracker.head("b", 200, EVENT_HEADERS, 0.0)
     assert fleet.tracker.piece(b"event: message\ndata: {}\n\n", 0.0) == b""
-    assert fleet.tracker.has_ended
+    assert fleet.stream.state is StreamState.ENDED
     assert fleet.fail()
     fleet.answer(1.0)
     fleet.end()

@@ -9,7 +9,7 @@ import pytest
 
 from router.request.continuation.joiner import Joiner
 from router.request.continuation.plan import Continue, plan
-from router.request.continuation.recorder import Recorder
+from router.request.continuation.stream import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import CASES, DONE, Case, Received, body_of, stream, words

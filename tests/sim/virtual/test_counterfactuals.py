@@ -24,7 +24,7 @@ from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ALTERNATIVES, FOLLOW_S, MAX_ERROR, ShadowCaches
 from router.policy.spec import Policy
-from router.request.core import Observers
+from router.request.life import Observers
 from tests.sim.virtual.conftest import equal_pods, speed_of
 
 BLOCK, PODS = 16, 4

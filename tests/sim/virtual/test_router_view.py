@@ -14,12 +14,13 @@ from loadtest.simulator.traffic import Session, TrafficRequest
 from loadtest.simulator.virtual_clock import VirtualClock
 from router.admission.tenant import OPEN_TENANT
 from router.decision import Candidate, RouteDecision
+from router.errors import Overloaded
 from router.fleet.fleet import PodEvent
 from router.observe.counters import Counters
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.request.core import Observers
+from router.request.life import Observers
 from router.types import PRIOR_OUTPUT_TOKENS, BlockChange, BlockHash, Generation, Links, PodLoad, Scene, Tier
 from tests.policy.test_recording import read, written
 from tests.sim.virtual.conftest import equal_pods, small_pod
@@ -36,12 +37,19 @@ class Scenes(list[tuple[Scene, RouteDecision]]):
         self.append((scene, decision))
 
 
+class SilentPods:
+    """Pods that respond when a test says so."""
+
+    def attempt(self, turn: SessionTurn, candidate: Candidate) -> None: ...
+    def ended(self, turn: SessionTurn, refused: str) -> None: ...
+
+
 class OneRouter:
     """A router with two pods and blocks of 16 tokens."""
 
     def __init__(self, policy: Policy, knowledge: Knowledge) -> None:
         pods = [pod.known for pod in equal_pods(2, small_pod(1000)).pods]
-        self.clock, self.scenes = VirtualClock(), Scenes()
+        self.clock, self.scenes, self.turns = VirtualClock(), Scenes(), list[SessionTurn]()
         settings = RouterSettings(knowledge=knowledge, observers=Observers(self.scenes, Counters()))
         self.view = RouterView(pods, Links(), policy, settings, None, self.clock, lambda _: None)
 
@@ -49,19 +57,20 @@ class OneRouter:
         self.view.apply_blocks(pod, BlockChange(tier, held, blocks))
 
     def decided(self, request: TrafficRequest, at_s: float | None = None) -> SessionTurn:
-        """A request that has a decision, at the latest time or at another one."""
-        if at_s is not None:
-            self.clock.now_ms = at_s * 1000
-        context = new_context(str(len(self.scenes)), "s", OPEN_TENANT, "m", self.clock.now_s)
-        outcome = RequestOutcome("any", 0.0, request.prompt_tokens, request.output_tokens)
-        turn = SessionTurn(self.view, context, Session(0.0, (request,)), 0, GENERATION, outcome)
-        assert turn.prepare() is None
+        """A request that had a decision, at the latest time or at another one, and is refused then."""
+        turn = self.sent(request, at_s)
+        turn.refuse(Overloaded("", 0.0))
         return turn
 
     def sent(self, request: TrafficRequest, at_s: float | None = None) -> SessionTurn:
         """A request that was sent to its best pod."""
-        turn = self.decided(request, at_s)
-        turn.attempt()
+        if at_s is not None:
+            self.clock.now_ms = at_s * 1000
+        context = new_context(str(len(self.scenes)), "s", OPEN_TENANT, "m", self.clock.now_s)
+        outcome = RequestOutcome("any", 0.0, request.prompt_tokens, request.output_tokens)
+        turn = SessionTurn(SilentPods(), self.view, context, Session(0.0, (request,)), 0, GENERATION, outcome, {})
+        turn.resume()
+        self.turns.append(turn)
         return turn
 
     def by_pod(self, at_s: float | None = None) -> dict[str, Candidate]:
@@ -157,7 +166,7 @@ def test_our_own_queued_prompt_is_not_counted_twice(router: OneRouter) -> None:
     turn = router.sent(prompt(5000, [99]))
     assert turn.context.candidate is not None and turn.context.candidate.pod.id == A
     router.view.apply_loads({A: PodLoad(waiting=1)})
-    turn.end()
+    turn.refuse(Overloaded("", 0.0))
     assert router.by_pod()[A].cost.total_ms == idle_ms
     router.view.apply_loads({A: PodLoad(waiting=1)})
     assert router.by_pod()[A].cost.total_ms > idle_ms
@@ -172,7 +181,7 @@ def test_a_restart_drops_all_state(router: OneRouter) -> None:
     assert router.cached() == {A: 0, B: 0}
     assert router.by_pod()[A].cost.total_ms == before
     assert ledger.own()
-    turn.end()
+    turn.refuse(Overloaded("", 0.0))
     assert not ledger.own()
 
 

@@ -7,7 +7,8 @@ and tokens of the simulated pods at the same virtual times, and nothing of what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -18,15 +19,17 @@ import pytest
 from loadtest.simulator.admission_rules import Admission, Rule
 from loadtest.simulator.router_view import HashStore, RouterSettings, RouterView
 from loadtest.simulator.scenario import Conditions, SimulatedFleet
+from loadtest.simulator.session_turn import pause
 from loadtest.simulator.virtual_clock import VirtualClock
 from loadtest.simulator.world import World
-from router.admission.admission_queue import AdmissionConfig
+from router.admission.admission_queue import AdmissionConfig, AdmissionQueue
+from router.admission.fair_order import Waiting
 from router.admission.tenant import Slo
 from router.config.load import shipped
 from router.config.models import slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.schema import ModelConfig, RouterConfig
-from router.decision import RouteDecision, Split
+from router.decision import Candidate, RouteDecision, Split
 from router.errors import RouterError
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet, PodEvent
@@ -43,18 +46,15 @@ from router.policy.classes import Classes
 from router.policy.policy_set import PolicySet
 from router.policy.recording import record
 from router.policy.spec import Policy
-from router.request.clock import Clock
 from router.request.context import RequestContext
-from router.request.core import Core, Observers, build_core
 from router.request.decisions import Routing
-from router.request.fleet_state import FleetState
+from router.request.effects import Downstream, Effects, Turns
+from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import HeaderList
-from router.request.preparation_steps import Step, Ticket, Tokens
-from router.request.queues import ModelQueue
-from router.request.requests import Requests
+from router.request.life import Core, Observers
 from router.request.tracker import Tracker
-from router.types import BlockChange, PodId, PodLoad, PromptPrefix, Scene
-from router.wiring.core_parts import core_settings, observers
+from router.types import BlockChange, InferenceRequest, PodId, PodLoad, PromptPrefix, Scene
+from router.wiring.core_parts import live_core, observers
 from tests.policy.test_recording import written
 from tests.sim.virtual.conftest import small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, LINK, apart, fleet
@@ -117,23 +117,20 @@ class TapedTracker:
         self._tracker.complete(now_s)
 
 
-class TapedRequests:
+class TapedCore(Core):
     """Records arrivals."""
 
-    def __init__(self, requests: Requests, tape: Callable[..., None]) -> None:
-        self.endings = requests.endings
-        self._requests = requests
-        self._tape = tape
+    tape: Callable[..., None]
 
-    def prepare(self, context: RequestContext) -> Generator[Step, Any, Any]:
-        self._tape("arrive", context.request, context)
-        return (yield from self._requests.prepare(context))
+    async def serve(self, context: RequestContext, client: Downstream, do: Effects) -> None:
+        self.tape("arrive", context.request, context)
+        await super().serve(context, client, do)
 
     def tracker(self, context: RequestContext) -> Tracker:
-        return cast(Tracker, TapedTracker(self._requests.tracker(context), partial(self._tape_of, context.request.id)))
+        return cast(Tracker, TapedTracker(super().tracker(context), partial(self._tape_of, context.request.id)))
 
     def _tape_of(self, request_id: str, name: str, *values: object) -> None:
-        self._tape(name, request_id, *values)
+        self.tape(name, request_id, *values)
 
 
 class TapedView(RouterView):
@@ -144,7 +141,9 @@ class TapedView(RouterView):
     def restart(self) -> None:
         super().restart()
         self.tape = []
-        self.core = replace(self.core, requests=cast(Requests, TapedRequests(self.core.requests, self._record)))
+        core = TapedCore.__new__(TapedCore)
+        vars(core).update(vars(self.core), tape=self._record)
+        self.core = core
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._record("blocks", pod, change)
@@ -183,7 +182,7 @@ def simulated(of: SimulatedFleet, policy: Policy, load: float) -> tuple[Records,
 # --- a live core, and a front in memory ---
 
 
-def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Records) -> Core:
+def core_of(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Records) -> Core:
     """The core as `serve` builds it, with a store of hashes: simulated prompts have no tokens."""
     metrics, live = Metrics(), Fleet(of.believed_links)
     pods = [replace(pod.known, capacity_tokens=pod.true.kv_tokens) for pod in of.pods]
@@ -202,22 +201,63 @@ def live_core(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Re
     records.recent = RecentDecisions()
     recording = observers(metrics, records.recent, RequestLog("json", write=lambda _line: None))
     recording = Observers(records, recording.counters, (*recording.sinks, records.settle))
-    settings = core_settings(config, handoff_facts=lambda _pod, _dialect: {}, publishes_events=lambda _pod: True)
     routing = Routing(lambda: policies, Classes(load_classes(None)), slo_lookup(config))
-    return build_core(state, settings, routing, recording, clock)
+    return live_core(
+        config,
+        state,
+        routing,
+        recording,
+        clock,
+        handoff_facts=lambda _pod, _dialect: {},
+        publishes_events=lambda _pod: True,
+    )
+
+
+@dataclass(eq=False)
+class TapedLife:
+    """One request, and what it waits for; client and front at once."""
+
+    front: TapeFront
+    context: RequestContext
+    prompt: PromptPrefix
+    tracker: Tracker | None = None
+    started = disconnected = was_slow = False
+
+    def __post_init__(self) -> None:
+        self._life = self.front.core.serve(self.context, cast(Downstream, self), cast(Effects, self))
+
+    def resume(self, error: Exception | None = None) -> None:
+        with suppress(StopIteration, RouterError):
+            if error is None:
+                self._life.send(None)
+            else:
+                self._life.throw(error)
+
+    async def tokens(self, request: InferenceRequest) -> PromptPrefix:
+        return self.prompt
+
+    async def turn(self, queue: AdmissionQueue, one: Waiting) -> None:
+        self.front.waiting[one] = self
+        self.front.send_in(queue, self)
+        await pause()
+
+    def go(self, one: Waiting, error: Exception | None) -> None:
+        self.front.waiting.pop(one).resume(error)
+
+    async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+        self.tracker = tracker
+        await pause()
 
 
 class TapeFront:
     """Plays a tape to a core."""
 
     def __init__(self, core: Core, clock: VirtualClock) -> None:
-        self._core = core
+        self.core = core
         self._clock = clock
-        self._contexts: dict[str, RequestContext] = {}
-        self._trackers: dict[str, Tracker] = {}
+        self._lives: dict[str, TapedLife] = {}
+        self.waiting: dict[Waiting, TapedLife] = {}
         self._call = 0
-        assert core.queues is not None
-        core.queues.on_change = self._send_in
 
     def play(self, tape: list[Event]) -> None:
         for at_ms, name, values in tape:
@@ -225,77 +265,59 @@ class TapeFront:
         while self._clock.next_ms < float("inf"):
             self._clock.run_next()
 
-    def _send_in(self, queue: ModelQueue, wait_ms: float = 0.0) -> None:
+    def send_in(self, queue: AdmissionQueue, turns: Turns, wait_ms: float = 0.0) -> None:
         self._call += 1
         if wait_ms < float("inf"):
-            self._clock.call_in(wait_ms, self._send_next, queue, self._call)
+            self._clock.call_in(wait_ms, self._send_next, queue, turns, self._call)
 
-    def _send_next(self, queue: ModelQueue, call: int) -> None:
+    def _send_next(self, queue: AdmissionQueue, turns: Turns, call: int) -> None:
         if call == self._call and queue:
-            self._send_in(queue, queue.send_next(self._clock.now_s))
+            assert self.core.queues is not None
+            self.send_in(queue, turns, self.core.queues.send_next(queue, self._clock.now_s, turns))
 
     # --- feeds ---
 
     def _blocks(self, pod: PodId, change: BlockChange) -> None:
-        store = self._core.state.store
+        store = self.core.state.store
         assert isinstance(store, HashStore)
         store.apply_blocks(pod, change)
 
     def _loads(self, loads: dict[PodId, PodLoad]) -> None:
         for pod, load in loads.items():
-            ours = self._core.state.ledger.on(pod).prefill_requests
-            self._core.state.fleet.observe_load(pod, replace(load, our_prompts=ours))
+            ours = self.core.state.ledger.on(pod).prefill_requests
+            self.core.state.fleet.observe_load(pod, replace(load, our_prompts=ours))
 
     def _step(self, pod: PodId, began_s: float) -> None:
-        self._core.state.ledger.stepped(pod, began_s)
+        self.core.state.ledger.stepped(pod, began_s)
 
     # --- requests ---
 
     def _arrive(self, request: Any, simulated: RequestContext) -> None:
         context = RequestContext(request, simulated.head, Phases(self._clock.now_s), simulated.tenant)
-        self._contexts[request.id] = context
-        self._core.requests.endings.begin()
         assert simulated.prompt is not None
-        self._advance(context, simulated.prompt, self._core.requests.prepare(context))
+        life = self._lives[request.id] = TapedLife(self, context, simulated.prompt)
+        life.resume()
 
-    def _advance(
-        self,
-        context: RequestContext,
-        prompt: PromptPrefix,
-        steps: Generator[Step, Any, Any],
-        error: RouterError | None = None,
-    ) -> None:
-        """Do what the core asks for, until the request may be attempted."""
-        endings, now_s = self._core.requests.endings, self._clock.now_s
-        try:
-            step = steps.throw(error) if error else next(steps)
-            if isinstance(step, Tokens):
-                step = steps.send(prompt)
-            assert isinstance(step, Ticket)
-            step.settle = partial(self._advance, context, prompt, steps)
-        except StopIteration:
-            tracker = self._trackers[context.request.id] = self._core.requests.tracker(context)
-            tracker.begin(tracker.first(now_s), now_s)
-        except RouterError as refusal:
-            endings.failed(context, refusal, has_answered=False)
-            endings.end(context)
+    def _tracker(self, request_id: str) -> Tracker:
+        tracker = self._lives[request_id].tracker
+        assert tracker is not None
+        return tracker
 
     def _handed_over(self, request_id: str, cached_tokens: int) -> None:
-        self._contexts[request_id].handed_over_cached_tokens = cached_tokens
-        self._trackers[request_id].handed_over(self._clock.now_s)
+        self._lives[request_id].context.handed_over_cached_tokens = cached_tokens
+        self._tracker(request_id).handed_over(self._clock.now_s)
 
     def _head(self, request_id: str, pod: PodId, status: int, headers: HeaderList) -> None:
-        self._trackers[request_id].head(pod, status, headers, self._clock.now_s)
+        self._tracker(request_id).head(pod, status, headers, self._clock.now_s)
 
     def _piece(self, request_id: str, piece: bytes) -> None:
-        self._trackers[request_id].piece(piece, self._clock.now_s)
+        self._tracker(request_id).piece(piece, self._clock.now_s)
 
     def _rest(self, request_id: str) -> None:
-        tracker = self._trackers.pop(request_id)
+        tracker = self._tracker(request_id)
         tracker.rest(self._clock.now_s)
         tracker.complete(self._clock.now_s)
-        tracker.end(self._clock.now_s)
-        self._core.requests.endings.end(self._contexts.pop(request_id))
+        self._lives.pop(request_id).resume()
 
 
 @pytest.mark.parametrize(
@@ -308,7 +330,7 @@ def test_a_live_core_decides_predicts_and_records_what_was_simulated(of: Simulat
     policies = PolicyFolder(shipped("policies"), "cost_aware", load_classes(None).names).read()
     expected, tape = simulated(of, policies.default, load)
     found, clock = Records(), VirtualClock()
-    core = live_core(of, policies, Clock(lambda: clock.now_s, lambda: clock.now_s), found)
+    core = core_of(of, policies, Clock(lambda: clock.now_s, lambda: clock.now_s), found)
     TapeFront(core, clock).play(tape)
 
     assert len(expected.ended) > 800

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import pytest
 from msgspec import structs
@@ -18,15 +19,18 @@ from router.hashing import hash_array, token_array
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.context import RequestContext
-from router.request.continuation.continuing_tracker import ContinuingTracker
-from router.request.continuation.step_times import SILENT_STEPS, StepTimes
+from router.request.continuation.kept_stream import KeptStream, StreamState
+from router.request.continuation.later_pods import SILENT_STEPS, StepTimes
+from router.request.effects import Effects
 from router.request.response_reader import reader_of
+from router.request.tracker import Tracker
 from router.types import Endpoint, Generation, PodState, PrefixTrust, PromptPrefix, UsageShown
 from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 from tests.request.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 
+T = TypeVar("T")
 PODS = {one: f"http://{one}" for one in "abcd"}
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
 
@@ -64,18 +68,18 @@ class Fleet:
         )
         context.reader = reader_of(endpoint)
         self.context, self.plans, self.received, self.now_s = context, plans, b"", 0.0
-        rules = self.core.core.requests.rules
+        rules = self.core.core.rules
         assert isinstance(rules, AttemptRules)
         rules = replace(rules, memory=self.memory)
         known = replace(words(), messages=VllmMessages(None))
         options = ContinuationRules(words_of=lambda _model: known, silence_s=5.0, steps=steps or StepTimes())
         self.counted: list[tuple[str, str, str]] = []
-        counters = self.core.core.requests.counters
+        counters = self.core.core.counters
         counters.continued = lambda *labels: self.counted.append(labels)  # type: ignore[method-assign]
-        self.tracker = ContinuingTracker(
-            context, self.core.state, rules, counters, options=options, decide_again=self._decide_again
-        )
-        self.core.core.requests.endings.begin()
+        rules = replace(rules, continuation=options)
+        self.stream = KeptStream(context, self.core.state, rules, counters, self._decide_again)
+        self.tracker = Tracker(context, self.core.state, rules, counters, stream=self.stream)
+        self.core.core.counters.requests_began(1)
         self.begin(self.tracker.first(0.0))
 
     def _decide_again(self, context: RequestContext, now_s: float) -> tuple[None, RouteDecision]:
@@ -105,22 +109,25 @@ class Fleet:
 
     def may_move(self) -> bool:
         """Whether the stream leaves its pod, as a front asks it."""
-        self.tracker.is_called, planning = True, self.tracker.planning
-        assert planning is not None
-        self.tracker.planned = planning()
-        return self.tracker.moves(self.now_s)
+        self.stream.call()
+        with pytest.raises(StopIteration) as found:
+            self.stream.moves(lambda: self.now_s, cast(Effects, self)).send(None)
+        return bool(found.value.value)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        return work()
 
     def move(self) -> bool:
         return self.may_move() and self.fail()
 
     def end(self) -> None:
-        self.tracker.ended()
+        self.stream.pod_ended(self.pod)
         self.tracker.complete(self.now_s)
 
     def close(self) -> None:
         """End the request: nothing is left of it."""
         self.tracker.end(self.now_s)
-        self.core.core.requests.endings.end(self.context)
+        self.core.core.endings.end(self.context)
         assert self.core.is_idle()
         assert self.memory.used == 0
 
@@ -224,7 +231,7 @@ def test_clean_ends_that_are_none_are_faults(fault: bytes, cause: str) -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.5, fault)
     with pytest.raises(UpstreamBroken) as caught:
-        fleet.tracker.ended()
+        fleet.stream.pod_ended(fleet.pod)
     assert fleet.fail(caught.value)
     fleet.answer(1.0)
     fleet.end()
@@ -246,7 +253,7 @@ def test_no_third_pod_gets_a_body_that_two_pods_died_of() -> None:
 def test_rolling_update_moves_a_stream_as_often_as_needed() -> None:
     """No pod has failed: neither the limits of a body nor the retry budget count."""
     fleet = Fleet("bytes")
-    while fleet.tracker._rules.budget.spend(0.0):
+    while fleet.stream.rules.budget.spend(0.0):
         pass
     for share in (0.2, 0.4, 0.6):
         fleet.answer(share)
@@ -263,9 +270,9 @@ def test_stream_leaves_a_drained_pod_which_has_not_failed() -> None:
     fleet, doubts = Fleet("bytes"), list[str]()
     fleet.core.state.breaker.doubt = lambda pod, *_: doubts.append(pod)  # type: ignore[method-assign]
     fleet.answer(0.2, step_s=0.1)
-    assert fleet.tracker.move_ms() is None  # its pod is ready
+    assert fleet.stream.move_ms() is None  # its pod is ready
     fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
-    assert fleet.tracker.move_ms()
+    assert fleet.stream.move_ms()
     assert fleet.move()
     assert fleet.pod == "b"
     fleet.answer(1.0)
@@ -295,7 +302,7 @@ def test_move_takes_less_of_the_time_of_other_pods_where_there_are_more() -> Non
         fleet = Fleet("bytes", pods)
         fleet.answer(0.2, step_s=0.1)
         fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
-        costs.append(fleet.tracker.move_ms())
+        costs.append(fleet.stream.move_ms())
         fleet.close()
     assert costs[0] and costs[1] == pytest.approx(costs[0] / 3)
 
@@ -306,9 +313,9 @@ def test_stream_that_would_be_made_again_stays_on_its_drained_pod() -> None:
     fleet = Fleet("json schema")
     fleet.answer(0.5, step_s=0.1)
     fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
-    assert fleet.tracker.move_ms()
+    assert fleet.stream.move_ms()
     assert not fleet.move()
-    assert fleet.tracker.move_ms() is None
+    assert fleet.stream.move_ms() is None
     fleet.close()
 
 
@@ -316,9 +323,9 @@ def test_stream_that_is_called_when_its_pod_fails_is_not_called_away_from_the_ne
     fleet = Fleet("bytes")
     fleet.answer(0.2, step_s=0.1)
     fleet.core.fleet.event("a", PodEvent.DRAIN, reason="drained by command")
-    fleet.tracker.is_called = True
+    fleet.stream.call()
     assert fleet.fail()
-    assert not fleet.tracker.is_called
+    assert fleet.stream.state is not StreamState.CALLED
     fleet.close()
 
 
@@ -402,7 +409,7 @@ def test_pod_that_sends_another_answer_ends_the_stream() -> None:
     for piece in ScriptedPod(fleet.case).stream(body_of(fleet.case)):
         fleet.received += fleet.tracker.piece(piece, 0.0)
     with pytest.raises(UpstreamBroken, match="another prompt"):
-        fleet.tracker.ended()
+        fleet.stream.pod_ended(fleet.pod)
     assert not fleet.fail()
     fleet.close()
     assert ("replay", "connection", "differs") in fleet.counted
@@ -411,10 +418,10 @@ def test_pod_that_sends_another_answer_ends_the_stream() -> None:
 def test_silent_pod_has_failed_once_it_is_not_ready() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.3)
-    assert not fleet.tracker.is_silent(100.0)  # it may compute a long step: nobody else says that it has failed
+    assert not fleet.stream.is_silent(100.0)  # it may compute a long step: nobody else says that it has failed
     fleet.core.fleet.event("a", PodEvent.EJECT)
-    assert not fleet.tracker.is_silent(1.0)
-    assert fleet.tracker.is_silent(100.0)
+    assert not fleet.stream.is_silent(1.0)
+    assert fleet.stream.is_silent(100.0)
 
 
 def test_silent_pod_has_failed_once_its_health_checks_fail_although_it_sends_other_things() -> None:
@@ -423,14 +430,14 @@ def test_silent_pod_has_failed_once_its_health_checks_fail_although_it_sends_oth
     fleet.answer(0.3)
     for now_s in range(3):
         fleet.core.fleet.received("a", now_s + 0.5)
-        assert not fleet.tracker.is_silent(100.0)
+        assert not fleet.stream.is_silent(100.0)
         fleet.core.breaker.probe_failed("a", now_s + 1.0, float(now_s))
     status = fleet.core.fleet.status("a")
     assert status is not None and status.state is PodState.READY
-    assert not fleet.tracker.is_silent(1.0)
-    assert fleet.tracker.is_silent(100.0)
+    assert not fleet.stream.is_silent(1.0)
+    assert fleet.stream.is_silent(100.0)
     fleet.core.breaker.seen_alive("a")
-    assert not fleet.tracker.is_silent(100.0)
+    assert not fleet.stream.is_silent(100.0)
     fleet.close()
 
 
@@ -439,10 +446,10 @@ def test_silent_pod_is_waited_for_while_no_other_pod_may_go_on() -> None:
     fleet = Fleet("bytes", "ab")
     fleet.answer(0.3)
     fleet.core.fleet.event("a", PodEvent.EJECT)
-    assert fleet.tracker.is_silent(100.0)
+    assert fleet.stream.is_silent(100.0)
     for change in (PodEvent.DRAIN, PodEvent.LOST):
         fleet.core.fleet.event("b", change)
-    assert not fleet.tracker.is_silent(100.0)
+    assert not fleet.stream.is_silent(100.0)
     fleet.close()
 
 
@@ -456,8 +463,8 @@ def test_pod_may_be_silent_for_a_multiple_of_the_steps_that_it_takes_for_such_st
         fleet = Fleet("bytes", pods, steps=steps)
         fleet.answer(0.3)
         fleet.core.fleet.event(fleet.pod, PodEvent.EJECT)
-        assert not fleet.tracker.is_silent(0.9 * limit_s)
-        assert fleet.tracker.is_silent(1.1 * limit_s)
+        assert not fleet.stream.is_silent(0.9 * limit_s)
+        assert fleet.stream.is_silent(1.1 * limit_s)
         fleet.close()
 
 
@@ -489,10 +496,10 @@ def test_step_times_follow_a_pod_and_are_bounded() -> None:
 def test_pod_that_is_silent_before_its_first_event_is_replaced_once_it_is_not_ready() -> None:
     fleet = Fleet("bytes")
     fleet.tracker.head("a", 200, EVENT_HEADERS, 0.0)
-    assert not fleet.tracker.is_silent(100.0)
+    assert not fleet.stream.is_silent(100.0)
     fleet.core.fleet.event("a", PodEvent.DRAIN)
-    assert not fleet.tracker.is_silent(1.0)
-    assert fleet.tracker.is_silent(100.0)
+    assert not fleet.stream.is_silent(1.0)
+    assert fleet.stream.is_silent(100.0)
     assert fleet.fail()
     fleet.answer(1.0)
     fleet.end()
@@ -506,8 +513,8 @@ def test_pod_that_sends_no_head_is_silent_after_the_time_that_its_prompt_takes()
     fleet.tracker.release(0.0)
     fleet.begin(Candidate(Direct(fleet.core.pod("a")), Cost(("prefill",), (1000.0,), 1000.0), 0))
     fleet.core.fleet.event("a", PodEvent.DRAIN)
-    assert not fleet.tracker.is_silent(5.1)
-    assert fleet.tracker.is_silent(6.2)
+    assert not fleet.stream.is_silent(5.1)
+    assert fleet.stream.is_silent(6.2)
     fleet.close()
 
 
@@ -575,7 +582,7 @@ def test_pod_that_makes_another_text_ends_the_stream() -> None:
     for sent in (event({"role": "assistant", "content": ""}), event({"content": '{"town": "'}, t=[1])):
         fleet.received += fleet.tracker.piece(sent, 0.0)
     with pytest.raises(UpstreamBroken, match="other text"):
-        fleet.tracker.ended()
+        fleet.stream.pod_ended(fleet.pod)
     assert not fleet.fail()
     assert fleet.received == before
     fleet.close()
@@ -596,7 +603,7 @@ def test_completion_with_two_prompts_is_not_recorded() -> None:
     fleet.context.request = structs.replace(fleet.context.request, prompts=2)
     fleet.tracker.release(0.0)
     fleet.begin(fleet.tracker.first(0.0))
-    assert not fleet.tracker.joins
+    assert not fleet.stream.is_recorded
     fleet.close()
 
 
@@ -621,11 +628,11 @@ def test_busy_pod_that_refuses_the_rest_has_not_failed() -> None:
 def test_connection_that_breaks_behind_the_end_has_lost_nothing() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.9)
-    assert not fleet.tracker.is_whole
+    assert not fleet.stream.is_whole
     fleet.close()
     fleet = Fleet("bytes")
     fleet.answer(1.0)
-    assert fleet.tracker.is_whole
+    assert fleet.stream.is_whole
     fleet.end()
     fleet.close()
 
@@ -715,7 +722,7 @@ def test_agents_stream_is_made_again_and_leaves_nothing(endpoint: Endpoint, writ
         assert fleet.memory.used > 0
         if number < 2:
             with pytest.raises(UpstreamBroken):
-                fleet.tracker.ended()
+                fleet.stream.pod_ended(fleet.pod)
             assert fleet.fail(UpstreamTimeout("silent", pod=fleet.pod))
     fleet.end()
     assert fleet.context.reader.output_tokens == 12
@@ -772,13 +779,13 @@ def blocks_of(received: bytes) -> list[Any]:
 @pytest.mark.parametrize("shares", [(1.0,), (0.4, 1.0), (0.3, 0.6, 1.0)])
 def test_sampled_message_goes_on_from_the_ids_of_its_chat(name: str, shares: tuple[float, ...]) -> None:
     fleet = message_fleet(name)
-    assert fleet.tracker.asked.head.target == b"/v1/chat/completions"
+    assert fleet.stream.asked.head.target == b"/v1/chat/completions"
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"yes"
     for share in shares:
         fleet.answer(share)
         if share < 1.0:
             with pytest.raises(UpstreamBroken):
-                fleet.tracker.ended()
+                fleet.stream.pod_ended(fleet.pod)
             assert fleet.fail()
     fleet.end()
     uncut = [{name: one for name, one in event.items() if name != "t"} for event in fleet.case["uncut"]]
@@ -794,10 +801,10 @@ def test_sampled_message_goes_on_from_the_ids_of_its_chat(name: str, shares: tup
 
 def test_pod_that_is_not_known_to_read_messages_alike_is_asked_for_one() -> None:
     fleet = message_fleet("sampled", proven="a")
-    assert fleet.tracker.asked.message is not None
+    assert fleet.stream.asked.message is not None
     assert fleet.fail(ConnectFailed("refused", pod="a", refused=True))
     assert (fleet.pod, fleet.tracker.body) == ("b", fleet.context.request.body)
-    assert fleet.tracker.asked.head is fleet.context.head
+    assert fleet.stream.asked.head is fleet.context.head
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == b"no; reason=sampled"
     fleet.close()
 
@@ -808,7 +815,7 @@ def test_pod_that_is_not_known_to_read_messages_alike_is_asked_for_one() -> None
 )
 def test_message_whose_chat_cannot_go_on_is_asked_for_as_it_came(fields: dict[str, Any], why: str) -> None:
     fleet = message_fleet("sampled, tools", **fields)
-    assert (fleet.tracker.body, fleet.tracker.asked.message) == (fleet.context.request.body, None)
+    assert (fleet.tracker.body, fleet.stream.asked.message) == (fleet.context.request.body, None)
     assert dict(fleet.tracker.headers())[b"x-warmroute-continuable"] == f"no; reason={why}".encode()
     fleet.close()
 
@@ -819,7 +826,7 @@ def test_message_ends_with_an_event_that_cannot_be_read(delta: dict[str, Any]) -
     fleet.answer(0.5, event(delta))
     before = fleet.received
     with pytest.raises(UpstreamBroken):
-        fleet.tracker.ended()
+        fleet.stream.pod_ended(fleet.pod)
     assert not fleet.fail()
     assert fleet.tracker.last_events == b"" and fleet.received == before
     assert fleet.counted == [("none", "unreadable event", "unreadable")]

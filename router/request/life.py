@@ -1,0 +1,234 @@
+"""The life of a request: `Core.serve` reads from top to bottom.
+
+    admit -> fingerprint -> match -> decide -> wait -> attempt -> relay -> settle
+
+A front reads bytes into a `RequestContext` (`reading.py`) and awaits `serve`. Every wait is a method of its `Effects`,
+so nothing here has a socket, loop or clock: the HTTP front, the picker, the simulator and a front in memory drive the
+same (`tests/request/memory_front.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from router.decision import Candidate
+from router.engines.engine_catalog import ENGINES
+from router.errors import RouterError, UpstreamError
+from router.observe.counters import Counters
+from router.observe.ended import EndingSink, RecordedDecision
+from router.phases import Phases
+from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
+from router.request.attempt_rules import AttemptRules
+from router.request.context import RequestContext
+from router.request.continuation.kept_stream import KeptStream
+from router.request.continuation.terms import REPEATED, WITH_IDS
+from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
+from router.request.effects import Downstream, Effects
+from router.request.endings import Endings
+from router.request.fleet_state import Clock, FleetState
+from router.request.inbound import Head, HeaderList
+from router.request.queues import QueueSettings, RequestQueues
+from router.request.quota_charges import QuotaCharges
+from router.request.response_reader import TokenCountingReader
+from router.request.tracker import Tracker
+from router.types import Endpoint, FleetSnapshot, InferenceRequest, Pod, PodState, PromptPrefix
+
+CONTINUED = WITH_IDS | REPEATED
+"""Endpoints whose streams another pod may continue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """What records requests: `recorder` their decisions, `counters` what happens meanwhile, `sinks` how they ended."""
+
+    recorder: DecisionRecorder
+    counters: Counters
+    sinks: Sequence[EndingSink] = ()
+
+
+class Core:
+    """What serves requests, for any front. `queue`: None where requests wait in the engines. `charges`: None where no
+    tenant has quotas. `records_usage`: sinks receive what each request used, so the tokens of streams are counted as
+    they pass: their end, with the engine's count, may never come. `trusts_uuids`: pods receive the `uuid` that a client
+    gives a picture."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        rules: AttemptRules,
+        routing: Routing,
+        observers: Observers,
+        clock: Clock,
+        *,
+        queue: QueueSettings | None = None,
+        charges: QuotaCharges | None = None,
+        records_usage: bool = False,
+        trusts_uuids: bool = False,
+    ) -> None:
+        self.state, self.rules, self.clock, self.charges = state, rules, clock, charges
+        self.counters = counters = observers.counters
+        self.decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
+        self.queues = RequestQueues(queue, state, self.decisions, counters, clock) if queue is not None else None
+        self.endings = Endings(state, counters, observers.sinks, clock, charges, self.queues, records_usage)
+        self._counts_tokens = records_usage
+        self._trusts_uuids = trusts_uuids
+
+    async def serve(self, context: RequestContext, client: Downstream, do: Effects) -> None:
+        """Serve one request, and settle it however it ends. Raises `RouterError` where no response could be sent, or
+        not to its end."""
+        self.counters.requests_began(1)
+        try:
+            if self.charges is not None and context.tenant.quotas:  # admit
+                await self.charges.begin(context, do)
+            if context.request.stream and (self._counts_tokens or (context.hold and context.hold.applied.output)):
+                context.reader = TokenCountingReader(context.reader.format)
+            await self._read(context, do, context.tenant.name)  # fingerprint
+            if context.request.endpoint.api.is_about_tokens and (answer := self._token_answer(context)) is not None:
+                await do.answer(answer, context.request.id, client)
+                return
+            if not self._trusts_uuids and _may_have_uuids(context):
+                body = await do.without_uuids(context.request.body, context.tenant)
+                context.request = replace(context.request, body=body)
+            self.decisions.decide(context, self.clock.now_s())  # match, decide
+            if self.charges is not None and context.hold is not None:
+                await self.charges.charge(context, self._charged_output(context), do)
+            if self.queues is not None and context.needs_place:
+                await self.queues.wait_for_place(context, do)
+            await self.attempts(self.tracker(context), client, do)
+        except RouterError as error:
+            self.endings.failed(context, error, has_answered=client.started)
+            raise
+        except Exception:
+            raise
+        except BaseException:  # cancelled by its front
+            self._cancelled(context, client, do)
+            raise
+        finally:
+            self.endings.end(context, was_slow=client.was_slow)
+
+    async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
+        """Try candidates until one has responded. Each is booked before the first await, and released in any case.
+        Raises the error of the last one."""
+        now_s = self.clock.now_s
+        try:
+            candidate: Candidate | None = tracker.first(now_s())
+            while candidate is not None:
+                self.begin(tracker, candidate, do)
+                try:
+                    await do.attempt(tracker, candidate, client)
+                    return
+                except UpstreamError as error:
+                    tracker.release(now_s())
+                    if tracker.stream is not None:
+                        await tracker.stream.plan(do)
+                    candidate = tracker.failed(error, now_s())
+                    if candidate is None and not tracker.last_events:
+                        raise
+                except Exception:
+                    raise
+                except BaseException:
+                    tracker.left(now_s())
+                    raise
+                finally:
+                    tracker.release(now_s())
+            client.put(tracker.last_events)
+            client.finish()
+        finally:
+            tracker.end(now_s())
+
+    def begin(self, tracker: Tracker, candidate: Candidate, do: Effects) -> None:
+        """Book a candidate. A first token that does not show is assumed to exist when it is expected to."""
+        if (delay_s := tracker.begin(candidate, self.clock.now_s())) is not None:
+            do.later(delay_s, tracker.assumption)
+
+    def tracker(self, context: RequestContext) -> Tracker:
+        options, request, again = self.rules.continuation, context.request, self.decisions.decide_again
+        is_streamed = request.stream and request.endpoint in CONTINUED and not self.rules.hands_over
+        tracker = Tracker(context, self.state, self.rules, self.counters)
+        if is_streamed and options is not None and options.may_continue(context.decision):
+            tracker.stream = KeptStream(context, self.state, self.rules, self.counters, again)
+        return tracker
+
+    async def preview(self, request: InferenceRequest, headers: HeaderList, do: Effects) -> RecordedDecision:
+        """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
+        head = Head(id=request.id, method="POST", target=b"", headers=headers)
+        context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
+        await self._read(context, do, None)
+        return self.decisions.preview(context)
+
+    async def _read(self, context: RequestContext, do: Effects, owner: str | None) -> None:
+        """Find the stored response that a request of `owner` continues, and read its prompt."""
+        request = context.request
+        if not context.stored_pod and (previous := request.prompt.get("previous_response_id")):
+            context.stored_pod = (await do.located(previous, "previous_response_id", owner)).pod
+        context.phases.enter("fingerprint", self.clock.now_s())
+        if request.prompt:
+            found = await do.tokens(request)
+            context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
+
+    def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:
+        """The router's own answer to a request about tokens, which needs no prompt on a pod."""
+        answer, context.prompt = token_answer(context.request, context.prompt, self.state.fleet.snapshot), None
+        if answer is not None:
+            context.phases.enter("relay", self.clock.now_s())
+            context.status, context.result = 200, "ok"
+        return answer
+
+    def _charged_output(self, context: RequestContext) -> int:
+        if not context.needs_place:
+            return 0
+        return self.state.output_lengths.charged_tokens(context.request, context.tenant.name)
+
+    def _cancelled(self, context: RequestContext, client: Downstream, do: Effects) -> None:
+        if (error := do.overdue(client)) is not None:
+            self.endings.failed(context, error, has_answered=client.started)
+        else:
+            self.endings.interrupted(context, by_client=client.disconnected)
+
+
+def _may_have_uuids(context: RequestContext) -> bool:
+    """Whether the body may have a `uuid` that an engine reads."""
+    request, prompt, api = context.request, context.prompt, context.request.endpoint.api
+    if not api.takes_uuids or (api.shows_pictures and prompt is not None and not prompt.has_media):
+        return False
+    return len(request.body) > SEARCHED_BYTES or may_have_uuid(request.body)
+
+
+TOKENS_PER_PIECE = 16_384
+"""Encoded in one go: as many take half a millisecond."""
+
+
+def token_answer(
+    request: InferenceRequest, prompt: PromptPrefix | None, fleet: FleetSnapshot
+) -> Iterator[bytes] | None:
+    """The body of the answer in pieces; None if the prompt is not known exactly, or no ready pod is proven."""
+    if prompt is None or prompt.has_media:
+        return None
+    proven = _proven(request, fleet)
+    if request.endpoint is Endpoint.COUNT_TOKENS:
+        count = prompt.token_count
+        answer = b'{"input_tokens":%d,"context_management":{"original_input_tokens":%d}}' % (count, count)
+        return iter([answer]) if any(True for _ in proven) else None
+    count = len(prompt.tokens)
+    known = (around for pod in proven if (around := ENGINES[pod.engine].around_tokens(count, pod)) is not None)
+    around = next(known, None)
+    return None if around is None else _listed(prompt.tokens, *around)
+
+
+def _proven(request: InferenceRequest, fleet: FleetSnapshot) -> Iterator[Pod]:
+    model = request.adapter or request.model
+    for status in fleet.pods:
+        if status.state is PodState.READY and status.pod.serves(model) and status.pod.reads_alike(request.endpoint):
+            yield status.pod
+
+
+def _listed(tokens: Sequence[int], head: bytes, tail: bytes) -> Iterator[bytes]:
+    yield head
+    for start in range(0, len(tokens), TOKENS_PER_PIECE):
+        listed = msgspec.json.encode(list(tokens[start : start + TOKENS_PER_PIECE]))[1:-1]
+        yield b"," + listed if start else listed
+    yield tail
