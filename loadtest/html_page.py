@@ -13,10 +13,23 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import typer
+
 from loadtest.tables import GLOSSARY
+from router.cli.options import writable
+
+
+def writable_report(path: Path | None) -> Path | None:
+    """Callback of an option that names a page with plots, which need matplotlib."""
+    if path is not None and find_spec("matplotlib") is None:
+        raise typer.BadParameter("plots need matplotlib: pip install matplotlib")
+    return writable(path)
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Drawing

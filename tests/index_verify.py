@@ -17,7 +17,8 @@ from router.engines.adapter import KvEventSource
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
 from router.feeds.kv_zmq import REPLAY_IDLE_MS, fetch_replay
-from router.feeds.pod_problems import Fetch, fetch_facts
+from router.feeds.probe import fetch_facts
+from router.feeds.watch import Fetch
 from router.frontends.http.upstream import UpstreamPools
 from router.index.events import UndecodableBatch, parse_frames
 from router.index.holders import HolderId

@@ -48,10 +48,9 @@ from loadtest.bench.rig import (
     launch_router,
     mocks,
 )
-from loadtest.checked_files import writable_report
 from loadtest.commands.child_processes import ChildError
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from loadtest.html_page import PlotAxes, bars
+from loadtest.html_page import PlotAxes, bars, writable_report
 from loadtest.peers.catalog import PEERS
 from router.cli.options import writable
 

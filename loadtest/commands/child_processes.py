@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import SystemRandom
 from tempfile import TemporaryDirectory
@@ -23,6 +23,9 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 
 from loadtest.commands.mock_engine_command import TOKENIZER
+from router.config.load import shipped
+from router.config.models import load_priors, prior_speed
+from router.config.schema import CostPrior
 
 READY_TIMEOUT_S = 120.0
 """A router whose self-test of a pod fails, because the machine is busy, repeats it after 30 to 60 s."""
@@ -97,16 +100,21 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         yield Path(name)
 
 
+def engine_arguments(plan: FleetPlan, port: int) -> list[str]:
+    """The command of one mock engine of the plan."""
+    return [
+        *("mock-engine", "--port", str(port), "--model", plan.model),
+        *("--speed-model", plan.speed_model, "--speed-hardware", plan.speed_hardware),
+        *("--block-size", str(plan.block_size_tokens), "--num-blocks", str(plan.num_blocks)),
+        *("--time-scale", str(plan.time_scale)),
+    ]
+
+
 @asynccontextmanager
 async def mock_fleet(plan: FleetPlan, folder: Path, options: Sequence[str] = ()) -> AsyncIterator[list[str]]:
     """Run mock engines, with more `options` of the command; yields their URLs."""
-    arguments = [
-        *("mock-engine", "--count", str(plan.pods), "--port", "0", "--model", plan.model),
-        *("--speed-model", plan.speed_model, "--speed-hardware", plan.speed_hardware),
-        *("--block-size", str(plan.block_size_tokens), "--num-blocks", str(plan.num_blocks)),
-        *("--time-scale", str(plan.time_scale), *options),
-    ]
-    with child("fleet", arguments, folder) as fleet:
+    arguments = engine_arguments(plan, 0)
+    with child("fleet", [*arguments, "--count", str(plan.pods), *options], folder) as fleet:
 
         async def announced() -> list[str] | None:
             lines = fleet.output.read_text().splitlines()
@@ -134,14 +142,20 @@ async def running_router(policy: str, pods: Sequence[str], plan: FleetPlan, fold
 
 @asynccontextmanager
 async def configured_router(
-    name: str, config: Mapping[str, Any], folder: Path, port: int = 0, admin_port: int = 0
+    name: str,
+    config: Mapping[str, Any],
+    folder: Path,
+    port: int = 0,
+    admin_port: int = 0,
+    options: Sequence[str] = (),
 ) -> AsyncIterator[RouterUrls]:
-    """Run a router with this configuration; yields its URLs once it trusts all its pods. Port 0: a free port."""
+    """Run a router with this configuration and more `options` of `serve`; yields its URLs once it trusts all its pods.
+    Port 0: a free port."""
     port, admin_port = port or free_port(), admin_port or free_port()
     path = folder / f"{name}.yaml"
     path.write_text(json.dumps(config, indent=2))
     urls = RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}")
-    arguments = ["serve", "--config", str(path), "--port", str(port), "--admin-port", str(admin_port)]
+    arguments = ["serve", "--config", str(path), "--port", str(port), "--admin-port", str(admin_port), *options]
     async with httpx.AsyncClient(base_url=urls.admin, trust_env=False) as client:
         with child(name, arguments, folder) as router:
 
@@ -193,6 +207,15 @@ def router_config(pods: Sequence[str], plan: FleetPlan) -> dict[str, Any]:
     listed = [{"url": url, "id": f"pod-{n}"} for n, url in enumerate(pods)]
     config = {"models": [model], "pods": listed}
     return {**config, "continuation": {"enabled": True}} if plan.continues else config
+
+
+def priced_config(pods: Sequence[str], plan: FleetPlan, factor: float = 1.0) -> dict[str, Any]:
+    """The same for a router that knows the speed of its pods, or is wrong by a factor."""
+    cost = CostPrior(model=plan.speed_model, hardware=plan.speed_hardware)
+    true = prior_speed(load_priors(shipped("config") / "models"), cost)
+    speed = asdict(true.scaled(factor * plan.time_scale))
+    config = router_config(pods, plan)
+    return {**config, "pods": [{**pod, "speed": speed} for pod in config["pods"]]}
 
 
 async def all_pods_trusted(client: httpx.AsyncClient, pods: int, *, continues: bool = False) -> bool:

@@ -112,8 +112,8 @@ async def _run_demo(
 
 
 async def _keep(pods: Sequence[str], plan: FleetPlan, folder: Path) -> None:
-    ports = map(free_port, (PORT, ADMIN_PORT))
-    async with configured_router("router-kept", router_config(pods, plan), folder, *ports) as router:
+    port, admin_port = map(free_port, (PORT, ADMIN_PORT))
+    async with configured_router("router-kept", router_config(pods, plan), folder, port, admin_port) as router:
         print(_usage_hint(router, plan.model), flush=True)  # unwrapped, so that the command can be pasted
         await asyncio.Event().wait()
 

@@ -19,8 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import shutil
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,32 +32,361 @@ from random import Random
 from typing import Annotated, Any
 
 import httpx
+import msgspec
 import typer
+from ruamel.yaml import YAML
 
+from helm.generate import CHART
 from helm.monitoring.alerts import ALERTS
 from loadtest.commands.child_processes import (
+    JSON_CALL,
     ChildError,
-    all_pods_trusted,
+    FleetPlan,
+    RouterUrls,
     cancel_on_sigterm,
     child,
+    configured_router,
     free_port,
+    logged_process,
     mock_fleet,
-    router_config,
+    priced_config,
     temporary_folder,
 )
-from loadtest.faults.gameday_findings import WATCHED_S, Finding, p99_doubled_s, table, ttft_p99_s
-from loadtest.faults.gameday_incidents import INCIDENTS, LINK_GB_PER_S, MOCK_LINK_FACTOR, PLAN, PODS, Incident, Rig
-from loadtest.faults.gameday_watch import Screen, Sightings, follow_page, prometheus, screen, seconds_of
 from loadtest.faults.steady_streams import SHOWN
 from loadtest.traffic.chat_workload import SessionShape, mixed_sessions, poisson, sessions
-from loadtest.traffic.load_driver import LoadDriver, SendRequest, play
+from loadtest.traffic.figures import percentile
+from loadtest.traffic.load_driver import LoadDriver, RequestResult, play, with_header
 from router.cli.options import writable
 from router.config.load import shipped
-from router.config.models import load_priors, prior_speed
-from router.config.schema import CostPrior
-from router.frontends.http.upstream import UpstreamPool
-from router.request.inbound import IncomingResponse
 from tests.redis_process import RedisProcess, redis_process
+
+WATCHED_S = 50.0
+WINDOW_S, MIN_REQUESTS = 10.0, 30
+PAGE_AIM_S = 10.0
+COLUMNS = ("incident", "on the page", "alert", "expression true", "fires", "`for` of the chart", "TTFT p99 doubled")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One incident's result. Times in seconds from its begin; None: not within the time watched."""
+
+    incident: str
+    title: str
+    page_s: float | None
+    line: str
+    on_screen: bool | None
+    """Whether the browser showed the line; None without one."""
+    alert: str
+    true_s: float | None
+    fires_s: float | None
+    lasts_s: float
+    """The `for` of the chart, not divided."""
+    doubled_s: float | None
+    p99_before_ms: float
+    p99_after_ms: float
+    requests: int
+    failed: int
+    """Answers without a token."""
+    cut: int
+    """Answers that ended after their first token."""
+    error_texts: Sequence[str]
+    """What went wrong for the first of them."""
+    others: Sequence[str]
+    """Other alerts that fired."""
+    before: Sequence[str]
+    """Lines and alerts while all was well."""
+
+    def alerted_first(self, extra_s: float = 0.0) -> bool:
+        """Whether the alert, this much later, is known to fire before the p99 doubles."""
+        known_s = WATCHED_S if self.doubled_s is None else self.doubled_s
+        return self.fires_s is not None and self.fires_s + extra_s < known_s
+
+
+def p99_doubled_s(served: Sequence[RequestResult], begin_s: float, end_s: float, limit_s: float) -> float | None:
+    """When the p99 of the last `WINDOW_S` exceeded `limit_s`, after `begin_s`, both on the driver's clock."""
+    exceeded_s = sorted(
+        one.due_s + limit_s for one in served if (one.ttft_s is None and not one.error) or (one.ttft_s or 0.0) > limit_s
+    )
+    for at_s in exceeded_s:
+        if begin_s < at_s <= end_s:
+            due = sum(at_s - WINDOW_S < one.due_s <= at_s for one in served)
+            slow = sum(at_s - WINDOW_S < slow_s - limit_s and slow_s <= at_s for slow_s in exceeded_s)
+            if due >= MIN_REQUESTS and slow > 0.01 * due:
+                return at_s - begin_s
+    return None
+
+
+def ttft_p99_s(served: Sequence[RequestResult], begin_s: float, end_s: float) -> float:
+    """Counts requests that were due in this time and have a first token."""
+    return percentile([one.ttft_s for one in served if one.ttft_s is not None and begin_s <= one.due_s < end_s], 0.99)
+
+
+def table(found: Sequence[Finding], factor: float) -> list[str]:
+    """The findings as Markdown, and how many of them meet the aims."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    for one in found:
+        times = (_seconds(one.true_s), _seconds(one.fires_s), f"{one.lasts_s:g} s", _seconds(one.doubled_s))
+        lines.append(f"| {' | '.join((one.title, _seconds(one.page_s), one.alert, *times))} |")
+    visible = sum(one.page_s is not None and one.page_s < PAGE_AIM_S for one in found)
+    scaled = sum(one.alerted_first() for one in found)
+    whole = sum(one.alerted_first(one.lasts_s * (1 - 1 / factor)) for one in found)
+    requests, failed, cut = (sum(getattr(one, name) for one in found) for name in ("requests", "failed", "cut"))
+    return [
+        *lines,
+        "",
+        f"{visible} of {len(found)} on the page within {PAGE_AIM_S:g} s. Alerted before the p99 had doubled:"
+        f" {scaled} with `for` divided by {factor:g}, {whole} with the whole `for`.",
+        f"Of {requests} requests {failed} failed and {cut} were cut.",
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f} s"
+
+
+PODS = 6
+PLAN = FleetPlan(pods=PODS, num_blocks=8192, time_scale=2.0)
+"""Half as fast as the hardware, so that the router's own time is small against that of the engines."""
+LINK_GB_PER_S = 25.0
+"""The configuration has a port of 200 Gb/s. Over a link of 6 GB/s, splitting prompts would not pay in this fleet."""
+MOCK_LINK_FACTOR = 137.0 / LINK_GB_PER_S / PLAN.time_scale
+"""Makes the mock engines' own link, at their speed, as fast as the configured one."""
+
+
+@dataclass(slots=True)
+class Rig:
+    """What an incident acts on. `send` starts the load of one more tenant."""
+
+    pods: Sequence[str]
+    policies: Path
+    redis: RedisProcess | None
+    send: Callable[[], object] = lambda: None
+
+    async def inject(self, pods: Sequence[str], **fault: object) -> None:
+        """Arm a fault of these mock engines."""
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for url in pods:
+                (await client.post(f"{url}/_fault", json=fault, headers=JSON_CALL)).raise_for_status()
+
+
+async def _restart(rig: Rig) -> None:
+    await rig.inject(rig.pods[: PODS // 2], kind="restart")
+
+
+async def _throttle(rig: Rig) -> None:
+    await rig.inject(rig.pods[3:4], kind="throttle", factor=3.0)
+
+
+async def _lose_events(rig: Rig) -> None:
+    await rig.inject(rig.pods[2:3], kind="lose_events", count=20, replayable=False)
+
+
+async def _kill_redis(rig: Rig) -> None:
+    assert rig.redis is not None
+    await asyncio.to_thread(rig.redis.kill)
+
+
+async def _change_policy(rig: Rig) -> None:
+    """Somebody wanted 0.01."""
+    path = rig.policies / "cost_aware.yaml"
+    text = path.read_text()
+    changed = text.replace("weight: 0.01 ", "weight: 100 ")
+    assert changed != text
+    path.write_text(changed)
+
+
+async def _flood(rig: Rig) -> None:
+    rig.send()
+
+
+async def _slow_link(rig: Rig) -> None:
+    await rig.inject(rig.pods, kind="slow_link", factor=10 * MOCK_LINK_FACTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One incident: what it is, what begins it, and the line and the alert that should show it."""
+
+    title: str
+    begin: Callable[[Rig], Awaitable[None]]
+    notice: str
+    alert: str
+    redis: bool = False
+    split: bool = False
+    """The fleet has prefill and decode pods."""
+
+
+INCIDENTS: Mapping[str, Incident] = {
+    "caches": Incident(f"{PODS // 2} of {PODS} pods restart", _restart, "restarts", "WarmrouteCachesLost"),
+    "slow-pod": Incident("one pod becomes three times slower", _throttle, "slow", "WarmroutePodSlow"),
+    "events": Incident("KV events of one pod are lost", _lose_events, "events", "WarmrouteKvEventsIncomplete"),
+    "redis": Incident("Redis is killed", _kill_redis, "index", "WarmrouteIndexStale", redis=True),
+    "policy": Incident("decode.weight 100, not 0.01", _change_policy, "policy", "WarmroutePolicyWorse"),
+    "tenant": Incident("a tenant floods with long prompts", _flood, "tenant", "WarmrouteTenantFloods"),
+    "link": Incident("P/D links at a tenth of their bandwidth", _slow_link, "link", "WarmrouteLinkSlow", split=True),
+}
+
+
+RULES = CHART / "files" / "alerts.yaml"
+POLL_S = 0.25
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+DURATION = re.compile(r"(\d+)(ms|s|m|h)")
+BROWSER = "/usr/bin/chromium"
+PLAYWRIGHT = Path(os.environ.get("WARMROUTE_LIVE_UI_HOME", Path.home() / ".cache" / "warmroute" / "ui")) / "site"
+
+
+@dataclass(slots=True)
+class Sightings:
+    """When something was first seen, by name, and its text."""
+
+    first_s: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, text: str, now_s: float) -> None:
+        """The first time counts, the last text stays."""
+        self.first_s.setdefault(name, now_s)
+        self.texts[name] = text
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.first_s.clear()
+        self.texts.clear()
+
+
+def seconds_of(duration: str) -> float:
+    """A duration of Prometheus in seconds: "5m" is 300."""
+    return sum(int(count) * UNITS_S[unit] for count, unit in DURATION.findall(duration))
+
+
+def scaled_rules(text: str, factor: float) -> dict[str, Any]:
+    """The rules of a file, with windows, `for` and `keep_firing_for` divided by `factor`."""
+
+    def scaled(duration: str) -> str:
+        return f"{round(seconds_of(duration) / factor * 1000)}ms"
+
+    found: dict[str, Any] = YAML(typ="safe").load(text)
+    for group in found["groups"]:
+        for rule in group["rules"]:
+            rule["expr"] = re.sub(r"\[(\w+)\]", lambda window: f"[{scaled(window[1])}]", rule["expr"])
+            rule |= {name: scaled(rule[name]) for name in ("for", "keep_firing_for") if name in rule}
+    return found
+
+
+def prometheus_program() -> str:
+    """Path of the server. Raises `ChildError` without one."""
+    own = shutil.which("prometheus", path=str(Path(sys.executable).parent))
+    if found := own or shutil.which("prometheus"):
+        return found
+    raise ChildError("prometheus is missing; run `make promtool`")
+
+
+@dataclass(slots=True)
+class Alerts:
+    """The alerts of a running Prometheus: when an expression was first true, and when the alert first fired."""
+
+    url: str
+    true: Sightings = field(default_factory=Sightings)
+    firing: Sightings = field(default_factory=Sightings)
+
+    async def follow(self) -> None:
+        """Poll until cancelled."""
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False) as client:
+            while True:
+                try:
+                    answer = await client.get("/api/v1/alerts")
+                except httpx.TransportError:
+                    answer = None
+                now_s = time.perf_counter()
+                for alert in answer.json()["data"]["alerts"] if answer and answer.status_code == 200 else ():
+                    name, text = alert["labels"]["alertname"], alert["annotations"]["summary"]
+                    self.true.add(name, text, now_s)
+                    if alert["state"] == "firing":
+                        self.firing.add(name, text, now_s)
+                await asyncio.sleep(POLL_S)
+
+
+@asynccontextmanager
+async def prometheus(admin_url: str, factor: float, folder: Path) -> AsyncIterator[Alerts]:
+    """Run a server that scrapes this admin listener every second."""
+    rules, config = folder / "rules.yaml", folder / "prometheus.yaml"
+    labels = {"namespace": "llm", "pod": "router-0"}
+    target = {"targets": [admin_url.removeprefix("http://")], "labels": labels}
+    every = {"scrape_interval": "1s", "evaluation_interval": "1s", "scrape_timeout": "1s"}
+    yaml = YAML(typ="safe")
+    yaml.dump(scaled_rules(RULES.read_text(), factor), rules)
+    job = {"job_name": "warmroute", "static_configs": [target]}
+    yaml.dump({"global": every, "rule_files": [str(rules)], "scrape_configs": [job]}, config)
+    port = free_port()
+    command = [
+        *(prometheus_program(), f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}"),
+        *(f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"),
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with logged_process("prometheus", command, folder) as server:
+        async with httpx.AsyncClient(trust_env=False) as client:
+
+            async def ready() -> bool | None:
+                try:
+                    return (await client.get(f"{url}/-/ready")).status_code == 200 or None
+                except httpx.TransportError:
+                    return None
+
+            await server.until(ready)
+        alerts = Alerts(url)
+        following = asyncio.create_task(alerts.follow())
+        try:
+            yield alerts
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+class _Snapshot(msgspec.Struct):
+    notices: list[dict[str, Any]]
+
+
+async def follow_page(admin_url: str, shown: Sightings) -> None:
+    """Read the snapshots of the page until cancelled, and note the lines at its top."""
+    decode = msgspec.json.Decoder(_Snapshot).decode
+    client = httpx.AsyncClient(base_url=admin_url, trust_env=False, timeout=None)
+    async with client, client.stream("GET", "/ui/events") as stream:
+        async for line in stream.aiter_lines():
+            if line.startswith("data: "):
+                now_s = time.perf_counter()
+                for notice in decode(line.removeprefix("data: ")).notices:
+                    shown.add(notice["about"], notice["text"], now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A browser that has the page open."""
+
+    page: Any
+
+    async def lines(self) -> Sequence[str]:
+        """The lines at the top, as displayed."""
+        found: Sequence[str] = await self.page.locator("#notices li span").all_inner_texts()
+        return found
+
+    async def save(self, path: Path) -> None:
+        """Write a screenshot."""
+        await self.page.screenshot(path=path)
+
+
+@asynccontextmanager
+async def screen(admin_url: str) -> AsyncIterator[Screen]:
+    """Open the page in the system's Chromium, driven by the Playwright that `make live-ui` installs."""
+    sys.path.insert(0, str(PLAYWRIGHT))
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = await browser.new_page(viewport={"width": 1280, "height": 1000})
+        await page.goto(f"{admin_url}/ui")
+        await page.wait_for_selector(".tile")
+        yield Screen(page)
+        await browser.close()
+
 
 PREFILL_PODS = 3
 SESSIONS_PER_S = 3.0
@@ -66,28 +399,14 @@ DOCUMENTS: Mapping[str, SessionShape] = {
     "document": SessionShape(share=1, first_words=(700, 1100), answer_tokens=(200, 400))
 }
 """Prompts that no pod holds, with long answers that prompts on the same pod would delay: P/D fleets pass their KV."""
-REGULAR, FLOODS, READERS = b"regular", b"flood", b"readers"
+REGULAR, FLOODS, READERS = "regular", "flood", "readers"
 
 
 # --- one incident ---
 
 
-def _as_tenant(tenant: bytes) -> SendRequest:
-    """Send with this tenant's name."""
-    line = b"content-type: application/json\r\n"
-
-    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[IncomingResponse]:
-        return pool.exchange(message.replace(line, b"%bx-tenant-id: %b\r\n" % (line, tenant), 1))
-
-    return exchange
-
-
 def _config(incident: Incident, pods: Sequence[str], redis: RedisProcess | None, *, continues: bool) -> dict[str, Any]:
-    config = router_config(pods, replace(PLAN, continues=continues)) | {"log": {"requests": False}}
-    cost = CostPrior(model=PLAN.speed_model, hardware=PLAN.speed_hardware)
-    prior = prior_speed(load_priors(shipped("config") / "models"), cost)
-    for pod in config["pods"]:
-        pod["speed"] = asdict(prior.scaled(PLAN.time_scale))
+    config = priced_config(pods, replace(PLAN, continues=continues)) | {"log": {"requests": False}}
     if incident.split:
         config |= {"policy": "cost_aware_pd", "links": {"elsewhere": {"t0_ms": 0.4, "gb_per_s": LINK_GB_PER_S}}}
         for number, pod in enumerate(config["pods"]):
@@ -98,29 +417,19 @@ def _config(incident: Incident, pods: Sequence[str], redis: RedisProcess | None,
 
 
 @asynccontextmanager
-async def _router(config: Mapping[str, Any], folder: Path, *, publisher: bool) -> AsyncIterator[tuple[str, str]]:
+async def _router(config: Mapping[str, Any], folder: Path, *, publisher: bool) -> AsyncIterator[RouterUrls]:
     """Run a router with policies of its own; yields its two URLs once it trusts all pods."""
-    path, policies, port, admin_port = folder / "router.yaml", folder / "policies", free_port(), free_port()
+    policies, path = folder / "policies", folder / "publisher.yaml"
     path.write_text(json.dumps(config))
     policies.mkdir()
     for one in shipped("policies").glob("*.yaml"):
         (policies / one.name).write_text(one.read_text())
-    listen = ["--port", str(port), "--admin-port", str(admin_port)]
     async with AsyncExitStack() as stack:
         if publisher:
             arguments = ["publish", "--config", str(path), "--port", str(free_port())]
             stack.enter_context(child("publisher", arguments, folder))
-        router = stack.enter_context(
-            child("router", ["serve", "--config", str(path), "--policies", str(policies), *listen], folder)
-        )
-        admin = f"http://127.0.0.1:{admin_port}"
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=admin, trust_env=False))
-
-        async def ready() -> bool | None:
-            return await all_pods_trusted(client, PODS) or None
-
-        await router.until(ready)
-        yield f"http://127.0.0.1:{port}", admin
+        options = ("--policies", str(policies))
+        yield await stack.enter_async_context(configured_router("router", config, folder, options=options))
 
 
 @dataclass(slots=True)
@@ -129,9 +438,9 @@ class Load:
 
     url: str
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    drivers: dict[bytes, LoadDriver] = field(default_factory=dict)
+    drivers: dict[str, LoadDriver] = field(default_factory=dict)
 
-    def start(self, tenant: bytes, seed: int) -> LoadDriver:
+    def start(self, tenant: str, seed: int) -> LoadDriver:
         """Start a tenant's sessions, until `stop`."""
         duration_s = WARM_S + WATCHED_S
         mix = sessions(seed, duration_s=duration_s, sessions_per_s=SESSIONS_PER_S)
@@ -140,7 +449,7 @@ class Load:
             mix = mixed_sessions(random, FLOOD, poisson(random, WATCHED_S, FLOOD_PER_S))
         if tenant == READERS:
             mix = mixed_sessions(random, DOCUMENTS, poisson(random, duration_s, DOCUMENTS_PER_S))
-        driver = self.drivers[tenant] = LoadDriver([self.url], lambda _: None, _as_tenant(tenant))
+        driver = self.drivers[tenant] = LoadDriver([self.url], lambda _: None, with_header(f"x-tenant-id: {tenant}"))
         self.tasks += [asyncio.create_task(play(driver, PLAN.model, session)) for session in mix]
         return driver
 

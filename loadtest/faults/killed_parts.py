@@ -32,6 +32,7 @@ from loadtest.commands.child_processes import (
     all_pods_trusted,
     cancel_on_sigterm,
     child,
+    engine_arguments,
     free_port,
     router_config,
     temporary_folder,
@@ -137,7 +138,7 @@ async def _parts(*, continues: bool) -> AsyncIterator[Parts]:
         folder = stack.enter_context(temporary_folder("warmroute-killed-"))
         redis = stack.enter_context(redis_process())
         ports = [free_port() for _ in range(PLAN.pods)]
-        pods = [Part(f"pod-{number}", _engine(port), stack, folder) for number, port in enumerate(ports)]
+        pods = [Part(f"pod-{number}", engine_arguments(PLAN, port), stack, folder) for number, port in enumerate(ports)]
         config = router_config([f"http://127.0.0.1:{port}" for port in ports], replace(PLAN, continues=continues))
         path = folder / "router.yaml"
         path.write_text(json.dumps(config | {"index": {"redis": {"url": redis.url}}}))
@@ -151,14 +152,6 @@ async def _parts(*, continues: bool) -> AsyncIterator[Parts]:
             urls.append(RouterUrls(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{admin_port}"))
         client = await stack.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=None))
         yield Parts(pods, routers, urls, publisher, redis, client)
-
-
-def _engine(port: int) -> list[str]:
-    return [
-        *("mock-engine", "--port", str(port), "--model", PLAN.model, "--num-blocks", str(PLAN.num_blocks)),
-        *("--speed-model", PLAN.speed_model, "--speed-hardware", PLAN.speed_hardware),
-        *("--time-scale", str(PLAN.time_scale)),
-    ]
 
 
 # --- what happens to them ---

@@ -28,6 +28,7 @@ from loadtest.commands.child_processes import (
     FleetPlan,
     cancel_on_sigterm,
     child,
+    engine_arguments,
     free_port,
     router_config,
     temporary_folder,
@@ -120,11 +121,7 @@ async def _run(pods: int, per_s: float, tokens: int, warm_s: float, *, continues
 async def _engine(stack: AsyncExitStack, number: int, folder: Path) -> Engine:
     place, port = folder / f"engine-{number}", free_port()
     place.mkdir()
-    arguments = [
-        *("mock-engine", "--port", str(port), "--model", PLAN.model, "--num-blocks", str(PLAN.num_blocks)),
-        *("--speed-model", PLAN.speed_model, "--speed-hardware", PLAN.speed_hardware),
-    ]
-    engine = stack.enter_context(child("engine", arguments, place))
+    engine = stack.enter_context(child("engine", engine_arguments(PLAN, port), place))
 
     async def listens() -> bool | None:
         return bool(engine.output.read_text()) or None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -27,14 +26,11 @@ from loadtest.commands.child_processes import (
     clear_caches,
     configured_router,
     mock_fleet,
-    router_config,
+    priced_config,
 )
 from loadtest.traffic.chat_workload import sessions
 from loadtest.traffic.load_driver import drive
 from router.cli.receipt_files import receipts_of
-from router.config.load import shipped
-from router.config.models import load_priors, prior_speed
-from router.config.schema import CostPrior
 from router.observe.receipts import Receipt
 
 WINDOWS = ((0, 50), (50, 200), (200, 10**9))
@@ -70,21 +66,11 @@ async def _run(
 ) -> list[Receipt]:
     """Receipts of one router whose coefficients are wrong by `factor`."""
     file = folder / f"receipts-{factor:g}.jsonl"
-    async with configured_router(f"router-{factor:g}", _config(plan, factor, pods, file), folder) as router:
+    config = priced_config(pods, plan, factor) | {"receipts": str(file)}
+    async with configured_router(f"router-{factor:g}", config, folder) as router:
         await drive(router.public, plan.model, sessions(seed, duration_s=duration_s, sessions_per_s=sessions_per_s))
     receipts = receipts_of(file)
     return [one for one in receipts if one.result == "ok" and one.ttft_ms is not None]
-
-
-def _config(plan: FleetPlan, factor: float, pods: list[str], receipts: Path) -> dict[str, object]:
-    config = router_config(pods, plan)
-    true = prior_speed(
-        load_priors(shipped("config") / "models"), CostPrior(model=plan.speed_model, hardware=plan.speed_hardware)
-    )
-    wrong = asdict(true.scaled(factor * plan.time_scale))
-    for pod in config["pods"]:
-        pod["speed"] = wrong
-    return {**config, "receipts": str(receipts)}
 
 
 def _add(table: Table, prior: str, receipts: list[Receipt], first: int) -> None:

@@ -28,14 +28,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from loadtest.checked_files import writable_report
 from loadtest.commands.child_processes import ChildError
 from loadtest.commands.mock_engine_command import TOKENIZER_PACKAGE
-from loadtest.fleets.load_figures import Objective
-from loadtest.fleets.record import Row, Run, record_of
-from loadtest.fleets.run import command, finish
-from loadtest.fleets.runs import first_model
-from loadtest.html_page import PlotsUnavailable
+from loadtest.fleets.record import Objective, Record, Row, Run, record_of
+from loadtest.fleets.runs import command, first_model, run_script
+from loadtest.html_page import writable_report
 from router.cli.options import writable
 
 TAIL_LINES = 15
@@ -43,7 +40,7 @@ _REVISION = "0" * 40
 _CACHED_TOKENIZER = "local/tokenizer"
 
 
-class ClientError(Exception):
+class ClientError(ChildError):
     """A client is not installed or failed. The message has its output or says what to install."""
 
 
@@ -322,12 +319,13 @@ def main(
     ] = None,
 ) -> None:
     """Run one client. Exit code 1 if a request failed."""
-    try:
+
+    async def played(_console: Console) -> Record:
         if client not in CLIENTS:
             raise ClientError(f"unknown client {client!r}; known: {', '.join(CLIENTS)}")
         job = ClientJob(
             url=url.rstrip("/"),
-            model=model or asyncio.run(first_model(url)),
+            model=model or await first_model(url),
             tokenizer=tokenizer or _mock_tokenizer(),
             requests=requests,
             rate_per_s=rate,
@@ -338,15 +336,11 @@ def main(
             trace=trace,
             speedup=speedup,
         )
-        run = run_client(CLIENTS[client], job, python)
-        scenario = f"{client} on {trace.stem}" if trace else client
-        about = f"Measured by {client}."
-        settings = {"requests": requests, "url": url}
-        record = record_of(scenario, about, command(), settings, Objective(ttft_ms=ttft_ms), [run])
-        finish(record, out, report, Console())
-    except (ClientError, ChildError, PlotsUnavailable) as error:
-        raise SystemExit(f"clients: {error}") from error
-    raise SystemExit(1 if any(row.error for row in run.requests) else 0)
+        run = await asyncio.to_thread(run_client, CLIENTS[client], job, python)
+        scenario, settings = f"{client} on {trace.stem}" if trace else client, {"requests": requests, "url": url}
+        return record_of(scenario, f"Measured by {client}.", command(), settings, Objective(ttft_ms=ttft_ms), [run])
+
+    run_script(played, out, report)
 
 
 def _mock_tokenizer() -> Path:

@@ -18,23 +18,18 @@ from random import Random
 from typing import Annotated
 
 import typer
-import uvloop
 from rich.console import Console
 
-from loadtest.checked_files import writable_report
-from loadtest.commands.child_processes import ChildError, FleetPlan, cancel_on_sigterm
-from loadtest.commands.mock_engine_command import MAX_CONTEXT_TOKENS, need_tokenizer
-from loadtest.fleets.load_figures import Objective
-from loadtest.fleets.record import Run, record_of
+from loadtest.commands.child_processes import FleetPlan
+from loadtest.commands.mock_engine_command import MAX_CONTEXT_TOKENS
+from loadtest.fleets.record import Objective, Record, record_of
 from loadtest.fleets.replay_trace import one_token_words
-from loadtest.fleets.run import command, finish
-from loadtest.fleets.runs import Workload, run_on_fleet, run_on_url
-from loadtest.html_page import PlotsUnavailable
+from loadtest.fleets.runs import Workload, command, replayed, run_script
+from loadtest.html_page import writable_report
 from loadtest.simulator.agent_sessions import STARTS_EVERY_S, agent_traffic, read_agent_sessions
 from loadtest.simulator.traffic import IdealCache, Session, TrafficRequest
 from loadtest.traffic.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.options import writable
-from router.errors import ConfigError
 from router.types import BlockHash, Endpoint
 
 ROUTER_BLOCK_TOKENS = 16
@@ -146,29 +141,17 @@ def main(
 ) -> None:
     """Play agent sessions. Exit code 1 if a request failed."""
     plan = FleetPlan(pods=pods, num_blocks=num_blocks, block_size_tokens=ROUTER_BLOCK_TOKENS, model=model)
-    try:
-        need_tokenizer()
+    settings = {"load": load, "duration_s": duration_s, "seed": seed, "pods": pods, "max_tokens": max_tokens}
+    about = f"Coding agents of {sessions.name} at load {load:g}, closed loop."
+
+    async def played(console: Console) -> Record:
         traffic = agent_traffic(read_agent_sessions(sessions), speedup=load, seed=seed, duration_s=duration_s)
         pod_tokens = min(num_blocks * ROUTER_BLOCK_TOKENS, MAX_CONTEXT_TOKENS)
         replay = AgentReplay(list(traffic.sessions), traffic.block_size_tokens, max_tokens, pod_tokens)
-        workload = replay.workload(load / STARTS_EVERY_S)
-        runs = uvloop.run(_play(workload, plan, url, policies.split(","), Console()))
-        settings = {"load": load, "duration_s": duration_s, "seed": seed, "pods": pods, "max_tokens": max_tokens}
-        about = f"Coding agents of {sessions.name} at load {load:g}, closed loop."
-        kept = record_of("coding-agents", about, command(), settings, Objective(ttft_ms=2000.0, tpot_ms=100.0), runs)
-        finish(kept, out, report, Console())
-    except (ChildError, ConfigError, PlotsUnavailable) as error:
-        raise SystemExit(f"replay_agents: {error}") from error
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise SystemExit(130) from None
-    raise SystemExit(1 if any(row.error for run in runs for row in run.requests) else 0)
+        runs = await replayed(replay.workload(load / STARTS_EVERY_S), plan, url, policies, console)
+        return record_of("coding-agents", about, command(), settings, Objective(ttft_ms=2000.0, tpot_ms=100.0), runs)
 
-
-async def _play(load: Workload, plan: FleetPlan, url: str, policies: Sequence[str], console: Console) -> list[Run]:
-    cancel_on_sigterm()
-    if url:
-        return await run_on_url([load], url, plan.model, console, ideal_known=True)
-    return await run_on_fleet([load], policies, plan, console)
+    run_script(played, out, report)
 
 
 if __name__ == "__main__":

@@ -19,21 +19,16 @@ from typing import Annotated
 
 import msgspec
 import typer
-import uvloop
 from rich.console import Console
 
-from loadtest.checked_files import writable_report
-from loadtest.commands.child_processes import ChildError, FleetPlan, cancel_on_sigterm
-from loadtest.commands.mock_engine_command import mock_tokenizer, need_tokenizer
-from loadtest.fleets.load_figures import Objective
-from loadtest.fleets.record import Run, record_of
-from loadtest.fleets.run import command, finish
-from loadtest.fleets.runs import Workload, run_on_fleet, run_on_url
-from loadtest.html_page import PlotsUnavailable
+from loadtest.commands.child_processes import FleetPlan
+from loadtest.commands.mock_engine_command import mock_tokenizer
+from loadtest.fleets.record import Objective, Record, record_of
+from loadtest.fleets.runs import Workload, command, replayed, run_script
+from loadtest.html_page import writable_report
 from loadtest.mock_engine.vocabulary import WORDS
 from loadtest.traffic.load_driver import DriveResults, LoadDriver, OnProgress
 from router.cli.options import writable
-from router.errors import ConfigError
 from router.types import Endpoint
 
 TRACE_BLOCK_TOKENS = 512
@@ -157,19 +152,14 @@ def main(
     lines = read_trace(trace, requests)
     due_s = due_times_s(lines, speedup, jitter_s)
     plan = FleetPlan(pods=pods, num_blocks=num_blocks, block_size_tokens=ROUTER_BLOCK_TOKENS, model=model)
-    console = Console()
-    try:
-        need_tokenizer()
-        runs = uvloop.run(_play(workload_of(lines, due_s, max_tokens), plan, url, policies.split(","), console))
-        settings = {"requests": len(lines), "speedup": speedup, "jitter_s": jitter_s, "max_tokens": max_tokens}
-        about = f"{len(lines)} requests of {trace.name} at {speedup:g} times its rate."
-        kept = record_of(trace.stem, about, command(), settings, Objective(ttft_ms=ttft_ms), runs)
-        finish(kept, out, report, console)
-    except (ChildError, ConfigError, PlotsUnavailable) as error:
-        raise SystemExit(f"replay_trace: {error}") from error
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise SystemExit(130) from None
-    raise SystemExit(1 if any(row.error for run in runs for row in run.requests) else 0)
+    settings = {"requests": len(lines), "speedup": speedup, "jitter_s": jitter_s, "max_tokens": max_tokens}
+    about = f"{len(lines)} requests of {trace.name} at {speedup:g} times its rate."
+
+    async def played(console: Console) -> Record:
+        runs = await replayed(workload_of(lines, due_s, max_tokens), plan, url, policies, console)
+        return record_of(trace.stem, about, command(), settings, Objective(ttft_ms=ttft_ms), runs)
+
+    run_script(played, out, report)
 
 
 def workload_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_tokens: int) -> Workload:
@@ -179,13 +169,6 @@ def workload_of(trace: Sequence[TraceRequest], due_s: Sequence[float], max_token
     play = partial(replay, trace=trace, prose=TraceProse(), due_s=due_s, max_tokens=max_tokens)
     rate_per_s = round(len(trace) / (max(due_s) or 1.0), 2)
     return Workload(rate_per_s, len(trace), play, lambda _: ideal)
-
-
-async def _play(load: Workload, plan: FleetPlan, url: str, policies: Sequence[str], console: Console) -> list[Run]:
-    cancel_on_sigterm()
-    if url:
-        return await run_on_url([load], url, plan.model, console, ideal_known=True)
-    return await run_on_fleet([load], policies, plan, console)
 
 
 def _block_lengths(request: TraceRequest) -> Iterator[int]:

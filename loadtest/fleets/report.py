@@ -18,9 +18,18 @@ from typing import Annotated, TypeAlias
 import msgspec
 import typer
 
-from loadtest.fleets.load_figures import LoadFigures, Objective
-from loadtest.fleets.record import Record, RecordError, Run, read_record
-from loadtest.fleets.summary import cells, judged, objective, warnings
+from loadtest.fleets.record import (
+    LoadFigures,
+    Objective,
+    Record,
+    RecordError,
+    Run,
+    cells,
+    judged,
+    objective,
+    read_record,
+    warnings,
+)
 from loadtest.html_page import (
     PlotAxes,
     PlotsUnavailable,

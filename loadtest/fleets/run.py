@@ -10,33 +10,24 @@ Open loop: sessions start when they are due, and every time counts from when a r
 
 from __future__ import annotations
 
-import asyncio
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.checked_files import writable_report
-from loadtest.commands.child_processes import ChildError, cancel_on_sigterm
 from loadtest.commands.mock_engine_command import mock_tokenizer, need_tokenizer
-from loadtest.fleets.record import Record, Run, record_of, write_record
-from loadtest.fleets.report import write_report
-from loadtest.fleets.runs import Workload, first_model, run_on_fleet, run_on_url
+from loadtest.fleets.record import Record, Run, record_of
+from loadtest.fleets.runs import Workload, command, first_model, run_on_fleet, run_on_url, run_script
 from loadtest.fleets.scenario import Scenario, load_scenario, ours
 from loadtest.fleets.slow_client import exchange_at_pace
-from loadtest.fleets.summary import judged, table, warnings
-from loadtest.html_page import PlotsUnavailable
+from loadtest.html_page import writable_report
 from loadtest.traffic.chat_workload import ChatSession
 from loadtest.traffic.figures import ideal_cached_tokens
 from loadtest.traffic.load_driver import DriveResults, OnProgress, drive
 from router.cli.options import writable
-from router.errors import ConfigError
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 
@@ -70,37 +61,18 @@ def main(
     ] = None,
 ) -> None:
     """Run a scenario. Exit code 1 if a request failed."""
-    console = Console()
     if not scenario:
-        console.print(_listed())
+        Console().print(_listed())
         return
-    try:
+
+    async def played(console: Console) -> Record:
         chosen = load_scenario(scenario).at(duration_s=duration_s, seed=seed)
         rates = [float(one) for one in rate.split(",")] if rate else [chosen.arrivals.per_s]
-        runs = uvloop.run(_play(chosen, rates, url, model, pods, policies.split(","), console))
+        runs = await _play(chosen, rates, url, model, pods, policies.split(","), console)
         settings = {"rates": rates, "duration_s": chosen.duration_s, "seed": chosen.seed, "url": url}
-        finish(_recorded(chosen, settings, runs), out, report, console)
-    except (ChildError, ConfigError, PlotsUnavailable, ValueError) as error:
-        raise SystemExit(f"run: {error}") from error
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise SystemExit(130) from None
-    raise SystemExit(1 if any(row.error for run in runs for row in run.requests) else 0)
+        return record_of(chosen.name, chosen.about, command(), settings, chosen.good(), runs)
 
-
-def finish(record: Record, out: Path | None, report: Path | None, console: Console) -> None:
-    """Print the table and warnings; write the files."""
-    if out is not None:
-        write_record(out, record)
-    console.print(table(record))
-    for sentence in warnings(judged(record)):
-        console.print(sentence, style="bold red", markup=False)
-    if report is not None:
-        write_report(report, [record])
-
-
-def command() -> str:
-    """The command line, for the record."""
-    return shlex.join(["python", *sys.argv])
+    run_script(played, out, report)
 
 
 async def _play(
@@ -112,7 +84,6 @@ async def _play(
     policies: Sequence[str],
     console: Console,
 ) -> list[Run]:
-    cancel_on_sigterm()
     if url:
         # An existing fleet keeps its caches, so each rate needs other sessions.
         seeds = range(scenario.seed, scenario.seed + len(rates))
@@ -121,10 +92,6 @@ async def _play(
     need_tokenizer()
     loads = [workload_of(scenario.at(rate_per_s=rate)) for rate in rates]
     return await run_on_fleet(loads, policies, scenario.plan(pods), console)
-
-
-def _recorded(scenario: Scenario, settings: dict[str, Any], runs: list[Run]) -> Record:
-    return record_of(scenario.name, scenario.about, command(), settings, scenario.good(), runs)
 
 
 def _ideal(results: DriveResults) -> int:

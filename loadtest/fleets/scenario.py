@@ -16,7 +16,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from loadtest.commands.child_processes import FleetPlan
-from loadtest.fleets.load_figures import Objective
+from loadtest.fleets.record import Objective
 from loadtest.traffic.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
 from router.config.load import Strict, load
 from router.errors import ConfigError

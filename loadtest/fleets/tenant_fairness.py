@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -27,17 +26,12 @@ from loadtest.commands.child_processes import (
     clear_caches,
     configured_router,
     mock_fleet,
-    router_config,
+    priced_config,
     temporary_folder,
 )
 from loadtest.simulator.outcome import cached_share
 from loadtest.traffic.chat_workload import ChatSession, SessionShape, Shared, mixed_sessions, poisson
-from loadtest.traffic.load_driver import RequestResult, SendRequest, drive
-from router.config.load import shipped
-from router.config.models import load_priors, prior_speed
-from router.config.schema import CostPrior
-from router.frontends.http.upstream import UpstreamPool
-from router.request.inbound import IncomingResponse
+from loadtest.traffic.load_driver import RequestResult, drive, with_header
 
 QUIET, NOISY = "quiet", "noisy"
 KEYS: Mapping[str, str] = {name: f"sk-wr-key-of-the-{name}-tenant" for name in (QUIET, NOISY)}
@@ -69,24 +63,9 @@ def sessions_of(name: str, per_s: float, duration_s: float, seed: int) -> list[C
     return mixed_sessions(random, {name: SHAPE}, poisson(random, duration_s, per_s))
 
 
-def with_key(key: str) -> SendRequest:
-    """Send with this API key."""
-    line = b"content-type: application/json\r\n"
-
-    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[IncomingResponse]:
-        return pool.exchange(message.replace(line, b"%bauthorization: Bearer %b\r\n" % (line, key.encode()), 1))
-
-    return exchange
-
-
 def config_of(plan: FleetPlan, pods: Sequence[str], tenants: Path) -> dict[str, Any]:
     """A router that knows the speed of its pods, with the default SLO and longest wait at their time scale."""
-    config = router_config(pods, plan)
-    prior = prior_speed(
-        load_priors(shipped("config") / "models"), CostPrior(model=plan.speed_model, hardware=plan.speed_hardware)
-    )
-    for pod in config["pods"]:
-        pod["speed"] = asdict(prior.scaled(plan.time_scale))
+    config = priced_config(pods, plan)
     slo = {"ttft_ms": 2000.0 * plan.time_scale, "tpot_ms": 100.0 * plan.time_scale, "idle_prefills": 3.0}
     for model in config["models"]:
         model["slo"] = slo
@@ -100,8 +79,9 @@ async def run_once(
     url: str, model: str, rates: Mapping[str, float], duration_s: float, seed: int
 ) -> list[RequestResult]:
     """All requests that were due after the first quarter."""
+    keys = {name: with_header(f"authorization: Bearer {key}") for name, key in KEYS.items()}
     drives = (
-        drive(url, model, sessions_of(name, per_s, duration_s, seed), exchange=with_key(KEYS[name]))
+        drive(url, model, sessions_of(name, per_s, duration_s, seed), exchange=keys[name])
         for name, per_s in rates.items()
         if per_s
     )

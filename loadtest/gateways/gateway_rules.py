@@ -16,8 +16,7 @@ from statistics import median
 
 from ruamel.yaml import YAML
 
-from loadtest.fleets.record import Record, read_record
-from loadtest.fleets.summary import judged
+from loadtest.fleets.record import Record, judged, read_record
 from loadtest.simulated_peers.peer_pickers import library_with_peers
 from router.cli import main as warmroute
 from router.config.policy_files import PolicyFolder, check

@@ -53,6 +53,7 @@ class HttpExchange:
     ) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: str = scope["query_string"].decode("latin-1")
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._transport: asyncio.Transport = scope["extensions"][_TRANSPORT]["transport"]
         self._receive = receive

@@ -11,6 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -300,6 +301,8 @@ class EngineApp:
         if await self._fails_early(exchange, self._faults.take(FaultKind.NO_METRICS)):
             return
         body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
+        if names := parse_qs(exchange.query).get("name[]"):
+            body = responses.filtered_metrics(body, names, self._config.metrics_filter)
         await exchange.respond(HTTPStatus.OK, body, responses.METRICS_TYPE)
 
     def _tokens(self, body: bytes) -> bytes:

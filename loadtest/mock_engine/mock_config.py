@@ -94,4 +94,7 @@ class MockEngineConfig(SimPodConfig):
     """Whether each chunk has usage, as with vLLM's `--enable-force-include-usage`."""
     kv_events: KvEventConfig | None = KvEventConfig()
     """None for an engine that publishes no KV events."""
+    metrics_filter: Literal["names", "ignored", "empty"] = "names"
+    """What `/metrics?name[]=` returns: the samples with these names, as vLLM with one API server, the whole page, as
+    SGLang, or nothing, as vLLM with several API servers."""
     handoff: HandoffConfig = HandoffConfig()

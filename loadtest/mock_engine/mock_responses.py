@@ -300,6 +300,14 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters
     return ("\n".join(lines) + "\n").encode()
 
 
+def filtered_metrics(body: bytes, names: Sequence[str], kind: str) -> bytes:
+    """What is left of a page for a scrape of these names: see `MockEngineConfig.metrics_filter`."""
+    if kind == "ignored":
+        return body
+    wanted = tuple(f"{name}{{".encode() for name in names) if kind == "names" else ()
+    return b"".join(line for line in body.splitlines(keepends=True) if line.startswith(wanted))
+
+
 def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, int]:
     counters = pod.counters
     values = {

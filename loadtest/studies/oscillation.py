@@ -21,10 +21,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from loadtest.checked_files import writable_report
 from loadtest.commands.simulate import map_in_processes
 from loadtest.commands.simulate_setup import DEFAULT_FLEET, shipped_prior
-from loadtest.html_page import PlotAxes, Section, Series, lines, page, paragraph
+from loadtest.html_page import PlotAxes, Section, Series, lines, page, paragraph, writable_report
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from loadtest.simulator.outcome import Run
 from loadtest.simulator.scenario import FleetSpec

@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from loadtest.checked_files import writable_report
 from loadtest.commands.simulate import SimulateOptions, simulate
+from loadtest.html_page import writable_report
 from loadtest.simulated_peers.peer_pickers import policies_with_peers
 from loadtest.studies.simulated_page import write_report
 from router.cli.options import with_options

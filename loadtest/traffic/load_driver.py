@@ -81,6 +81,16 @@ def _exchange(pool: UpstreamPool, message: bytes, _: float) -> Awaitable[Incomin
     return pool.exchange(message)
 
 
+def with_header(line: str) -> SendRequest:
+    """Send with one more header."""
+    first = b"content-type: application/json\r\n"
+
+    def exchange(pool: UpstreamPool, message: bytes, _pause_s: float) -> Awaitable[IncomingResponse]:
+        return pool.exchange(message.replace(first, b"%b%b\r\n" % (first, line.encode()), 1))
+
+    return exchange
+
+
 @dataclass(slots=True)
 class LoadDriver:
     """Sends requests to routers in turn and records them. A router that refuses the connection is skipped, as by a

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
@@ -54,15 +55,21 @@ class AdminClient:
             fail(f"{self.url}: {str(error) or type(error).__name__}")
 
     def open(self) -> httpx.Client:
+        return httpx.Client(**self._options(httpx.HTTPTransport))
+
+    def open_async(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**self._options(httpx.AsyncHTTPTransport))
+
+    def _options(self, transport: Callable[..., Any]) -> dict[str, Any]:
         path = self.url.removeprefix("unix:") if self.url.startswith("unix:") else None
         token = _token(self.bearer_file)
-        return httpx.Client(
-            base_url="http://localhost" if path else self.url.rstrip("/"),
-            transport=httpx.HTTPTransport(uds=path),
-            headers={"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {}),
-            timeout=TIMEOUT_S,
-            trust_env=False,
-        )
+        return {
+            "base_url": "http://localhost" if path else self.url.rstrip("/"),
+            "transport": transport(uds=path),
+            "headers": {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {}),
+            "timeout": TIMEOUT_S,
+            "trust_env": False,
+        }
 
 
 def _token(bearer_file: Path | None) -> str:

@@ -37,6 +37,7 @@ from router.config.tokenizer_files import is_local, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
 from router.feeds.supervise import running, wait_until
+from router.feeds.watch import Watch
 from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.prompt_readers import FleetLookups
@@ -52,7 +53,8 @@ from router.wiring.fleet_parts import FleetParts, ready_pods
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
 MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."
-_FEEDS = ("pods of", "probe", "self-test", "index")
+_TESTS = ("probe", "self-test", "test of conversions", "test of pictures")
+"""The checks of pods that are run."""
 
 
 class Finding(NamedTuple):
@@ -91,7 +93,9 @@ async def _pods(it: Subject) -> Findings:
     def failing() -> list[str]:
         return [f"{one.source}: {one.error}" for one in it.parts.sources.statuses if one.error]
 
-    async with running({name: run for name, run in it.parts.feeds.items() if name.startswith(_FEEDS)}):
+    table = [[check for check in lane if check.name in _TESTS] for lane in it.parts.checks]
+    index = {"index": cluster.feeds["index"]} if cluster else {}
+    async with running({**it.parts.membership.feeds, **index, "checks of pods": Watch(fleet, table).run}):
         await wait_until(are_known, PODS_S)
         for status in fleet.snapshot.pods:
             served.update(status.pod.models)
@@ -183,19 +187,19 @@ async def _clock(it: Subject) -> Findings:
 async def _router(it: Subject) -> Findings:
     about = f"router {it.admin.url}"
     try:
-        with it.admin.open() as http:
-            ready, metrics = http.get("/readyz"), http.get("/metrics")
+        async with it.admin.open_async() as http:
+            ready, metrics = await http.get("/readyz"), await http.get("/metrics")
             if not metrics.is_success:
                 yield Finding("fail", about, f"{metrics.status_code}; name a file with its token: --bearer-file")
                 return
             version = metrics.text.partition("warmroute_build_info{")[2].partition("}")[0]
             state = ready.json().get("status", "unknown") if ready.content else ready.reason_phrase
             yield Finding("ok" if ready.is_success else "fail", about, f"{state}; {version}")
-            with http.stream("GET", "/ui/events") as events:
-                snapshot = next(line for line in events.iter_lines() if line.startswith("data: "))
+            async with http.stream("GET", "/ui/events") as events:
+                snapshot = await anext(line async for line in events.aiter_lines() if line.startswith("data: "))
             for notice in json.loads(snapshot[6:])["notices"]:
                 yield Finding("warn", about, notice["text"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopIteration) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, StopAsyncIteration) as error:
         start = "start `warmroute serve`, or name its admin listener: --url"
         yield Finding("warn" if it.config.pods else "fail", about, f"{error}; {start}")
 

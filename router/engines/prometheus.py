@@ -45,6 +45,20 @@ class LoadGauges:
     kv_usage: tuple[str, ...]
     rank_label: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.running + self.waiting + self.kv_usage
+
+
+def only(names: Iterable[str]) -> str:
+    """The query that asks for the samples with these names alone. Engines may ignore it, or answer nothing."""
+    return "?" + "&".join(f"name%5B%5D={name}" for name in names)
+
+
+def series(text: bytes, names: Iterable[str]) -> set[tuple[object, ...]]:
+    """The metrics with these names, by their labels. Raises `OutOfBounds`."""
+    return {(name, *sorted(one.labels.items())) for name in names for one in samples(text, name)}
+
 
 def samples(text: bytes, name: str) -> Iterator[Sample]:
     """Every sample of the metric with exactly this name. In the format they are consecutive, so the search stops after
@@ -85,8 +99,11 @@ def _sample(rest: bytes) -> Sample | None:
         closing = _AFTER_LABELS.match(rest, at)
         at = closing.end() if closing else len(rest)
     found = _VALUE.match(rest, at)
-    value = _finite(found[1]) if found else None
-    return None if value is None else Sample(labels, value)
+    try:
+        value = float(found[1]) if found else math.nan
+    except ValueError:
+        return None
+    return Sample(labels, value) if math.isfinite(value) else None
 
 
 def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float) -> PodLoad | None:
@@ -100,15 +117,11 @@ def read_load(text: bytes, gauges: LoadGauges, dp_rank: int | None, now_s: float
     waiting = _by_rank(text, gauges.waiting, gauges.rank_label, dp_rank)
     usage = _by_rank(text, gauges.kv_usage, gauges.rank_label, dp_rank, MAX_KV_USAGE)
     return PodLoad(
-        running=_count(running.values()),
-        waiting=_count(waiting.values()),
+        running=sum(map(int, running.values())),
+        waiting=sum(map(int, waiting.values())),
         kv_usage=min(sum([value / len(usage) for value in usage.values()]), 1.0),
         scraped_at_s=now_s,
     )
-
-
-def _count(requests: Iterable[float]) -> int:
-    return sum(map(int, requests))
 
 
 def _by_rank(
@@ -130,11 +143,3 @@ def _by_rank(
 
 def _unescaped(value: str) -> str:
     return _ESCAPED.sub(lambda match: "\n" if match[1] == "n" else match[1], value) if "\\" in value else value
-
-
-def _finite(text: bytes) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -7,23 +7,32 @@ engine reports a fault. /v1/models and /metrics do not count, because a busy eng
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
+from typing import Any
 
+from router.addresses import split_url, url_host
 from router.engines.adapter import MODELS_PATH, PodFacts, parse_models
-from router.engines.engine_catalog import ENGINES
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
-from router.feeds.pod_problems import Fetch, excess, fetch_facts, unusable_reason
-from router.feeds.supervise import each_pod, pause
+from router.engines.engine_catalog import DIALECTS, ENGINES
+from router.engines.forwarded_paths import api_end
+from router.engines.handoff.dialect import Dialect
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout, shortened
+from router.feeds.watch import Check, Fetch, Turn
 from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
 from router.stores.logged_once import LoggedOnce
-from router.types import Pod, PodId, PodState
+from router.types import Pod, PodId, PodState, PodStatus, Role
 
+MAX_REASON_CHARACTERS = 400
+_ALLOWED = " that `pods[].models` allows"
+_CHECK = "check that the URL is an engine's and `engine` is right"
+_DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 JOINING_INTERVAL_S = 0.1
 """Interval for a pod that is not up yet, so that it gets traffic within a second of its start."""
 
@@ -46,7 +55,7 @@ class _Seen:
 
 
 @dataclass(slots=True, eq=False)
-class ProbeFeed:
+class PodProbe:
     """Moves pods between JOINING, READY and EJECTED. `on_described(pod, facts)` is called before a pod becomes READY
     for the first time, and after each of its restarts."""
 
@@ -55,25 +64,24 @@ class ProbeFeed:
     fetch: Fetch
     on_described: Callable[[Pod, PodFacts], None]
     config: Probes
+    _seen: dict[PodId, _Seen] = field(default_factory=dict)
 
-    async def run(self) -> None:
-        await each_pod("probe of", self.fleet, self._watch)
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="probe",
+            run=self._probe,
+            due=lambda status: self.breaker.may_probe(status.pod.id, time.monotonic()),
+            every_s=self._every_s,
+            forget=lambda pod_id: self._seen.pop(pod_id, None),
+        )
 
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        seen = _Seen()
-        while True:
-            status = self.fleet.status(pod_id)
-            if status is not None and self.breaker.may_probe(pod_id, time.monotonic()):
-                await self._probe(status.pod, seen)
-            await pause(changed, self._pause_s(pod_id))
+    def _every_s(self, status: PodStatus) -> float:
+        every_s = self.config.health_interval_s
+        return min(every_s, JOINING_INTERVAL_S) if status.state is PodState.JOINING else every_s
 
-    def _pause_s(self, pod_id: PodId) -> float:
-        status = self.fleet.status(pod_id)
-        joining = status is not None and status.state is PodState.JOINING
-        return min(self.config.health_interval_s, JOINING_INTERVAL_S) if joining else self.config.health_interval_s
-
-    async def _probe(self, pod: Pod, seen: _Seen) -> None:
-        sent_s = time.monotonic()
+    async def _probe(self, pod: Pod, _turn: Turn) -> None:
+        seen, sent_s = self._seen.setdefault(pod.id, _Seen()), time.monotonic()
         try:
             await self.fetch(pod, ENGINES[pod.engine].health_path, self.config.health_timeout_s)
         except UpstreamError as error:
@@ -165,3 +173,129 @@ class ProbeFeed:
         reason = unusable_reason(pod, error)
         self.fleet.explain_state(pod.id, reason)
         seen.reasons.warn("pod cannot be used", pod=pod.id, reason=reason)
+
+
+async def fetch_facts(fetch: Fetch, pod: Pod, timeout_s: float) -> PodFacts:
+    """What the pod reports about itself. Raises `UpstreamError` if it does not list its models."""
+    adapter = ENGINES[pod.engine]
+    paths = adapter.describe_paths
+    results = await asyncio.gather(*(fetch(pod, path, timeout_s) for path in paths), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, UpstreamError):
+            raise result
+    answers = {path: body for path, body in zip(paths, results, strict=True) if isinstance(body, bytes)}
+    try:
+        facts = adapter.describe(answers, pod)
+    except OutOfBounds as error:
+        raise UpstreamBroken(f"pod {pod.id}: {error}", pod=pod.id) from error
+    if facts is not None:
+        return facts
+    if isinstance(results[0], UpstreamError):
+        raise results[0]
+    raise UpstreamBroken(f"{paths[0]} lists no models{_ALLOWED if pod.allowed_models else ''}; {_CHECK}")
+
+
+def excess(error: Exception) -> str:
+    """What the pod sent too much of; empty for errors of another cause."""
+    return str(next((cause for cause in _causes(error) if isinstance(cause, OutOfBounds)), ""))
+
+
+def unusable_reason(pod: Pod, error: UpstreamError) -> str:
+    """What is wrong and what to do, for an error of a probe of the pod."""
+    problem = _connect_problem(pod, error) or _status_problem(pod, error) or str(error)
+    return shortened(problem.removeprefix(f"pod {pod.id}: "), MAX_REASON_CHARACTERS)
+
+
+def _connect_problem(pod: Pod, error: UpstreamError) -> str:
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            return f"unknown host name {url_host(pod.url)!r}; correct pods[].url or the DNS of this machine"
+        if isinstance(cause, ssl.SSLError):
+            return _tls_problem(pod, cause)
+        if isinstance(cause, ConnectionRefusedError):
+            return f"connection refused by {_address(pod)}; check that the engine runs and listens there"
+    return ""
+
+
+def _tls_problem(pod: Pod, error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = error.verify_message
+        if "mismatch" in why:
+            return f"TLS certificate is not for this host ({why}); correct the host in pods[].url"
+        return f"TLS certificate not trusted ({why}); set pods[].tls.ca_file to the certificate of its authority"
+    return f"TLS handshake failed ({error.reason}); check that {_address(pod)} serves https, or use http in pods[].url"
+
+
+def _status_problem(pod: Pod, error: UpstreamError) -> str:
+    if not isinstance(error, UpstreamBroken) or error.status not in (*_DENIED, HTTPStatus.NOT_FOUND):
+        return ""
+    if error.status == HTTPStatus.NOT_FOUND:
+        path = split_url(pod.url).path
+        unneeded = api_end(path)
+        wrong = f"remove {unneeded}, which the router appends, from" if unneeded else f"check the path {path} of"
+        return f"{error}; {wrong} pods[].url" if path else ""
+    if source := pod.bearer_file or pod.bearer_env:
+        return f"{error.status} {HTTPStatus(error.status).phrase}; the engine does not accept the key of {source}"
+    return f"{error}; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
+
+
+def _address(pod: Pod) -> str:
+    return pod.socket or split_url(pod.url).netloc
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+@dataclass(slots=True, eq=False)
+class HandoffFacts:
+    """Fetches the facts of a pod that some handoff dialects need, from its bootstrap server, once in each epoch: after
+    a restart they are unknown until they are fetched again."""
+
+    fleet: Fleet
+    get_url: Callable[..., Awaitable[bytes]]
+    timeout_s: float
+    dialects: Mapping[str, Dialect] = field(default_factory=lambda: DIALECTS)
+    retry_s: float = 1.0
+    _known: dict[tuple[PodId, str], tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def of(self, pod: Pod, dialect: str) -> Mapping[str, Any] | None:
+        """The pod's facts for `Pair.facts`; None while they are unknown for its epoch."""
+        if self.dialects[dialect].facts_url(pod) is None:
+            return {}
+        epoch, facts = self._known.get((pod.id, dialect), (None, None))
+        return facts if epoch == pod.epoch else None
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="handoff facts",
+            run=self._fetch_missing,
+            due=lambda status: status.state is PodState.READY and bool(self._missing(status.pod)),
+            every_s=lambda _status: self.retry_s,
+            forget=self._forget,
+        )
+
+    def _forget(self, pod_id: PodId) -> None:
+        self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}
+
+    def _missing(self, pod: Pod) -> list[str]:
+        """Dialects whose facts are unknown. A decode pod never sends KV and has no bootstrap server."""
+        if pod.role is Role.DECODE:
+            return []
+        return [name for name in sorted({pod.handoff, pod.pulls} - {""}) if self.of(pod, name) is None]
+
+    async def _fetch_missing(self, pod: Pod, _turn: Turn) -> None:
+        for name in self._missing(pod):
+            url = self.dialects[name].facts_url(pod)
+            assert url is not None, "facts without a URL are known"
+            try:
+                is_safe = split_url(url).scheme == split_url(pod.url).scheme  # else credentials would leave TLS
+                answer = await self.get_url(url, self.timeout_s, pod=pod if is_safe else None)
+            except UpstreamError:
+                continue
+            facts = self.dialects[name].parse_facts(answer, pod)
+            if facts is not None:
+                self._known[pod.id, name] = (pod.epoch, facts)

@@ -1,46 +1,64 @@
-"""Tests whether the tokens and block hashes of a pod equal the router's.
+"""Tests of a READY pod by requests of the router's own: its tokens, its cache hits, and how it continues streams.
 
-If they differ, the router serves requests but never predicts a cache hit. The self-test runs for READY pods that are
-not TRUSTED: when they join, after a restart, and at intervals while it fails. Until it passes, the pod serves without
-prefix matching.
+The self-test compares the pod's tokens and block hashes with the router's. If they differ, the router serves requests
+but never predicts a cache hit. It runs for pods that are not TRUSTED: when they join, after a restart, and at intervals
+while it fails. Until it passes, the pod serves without prefix matching.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from os.path import commonprefix
 from typing import Any, TypeAlias
 
+import msgspec
 import structlog
 
-from router.engines.adapter import PROBE_ANSWER, TOKENIZE_PATH, parse_tokens, prompt_token_count, prompt_token_ids
-from router.engines.engine_catalog import ENGINES
-from router.errors import UpstreamError
-from router.feeds.pod_problems import Post
-from router.feeds.probe_bodies import (
-    MakeGroups,
-    Probe,
-    conversion_probes,
-    embeddings_probe,
-    picture_probes,
-    probes,
+from router.apis.api import WORDS, long_text, text_part
+from router.engines.adapter import (
+    PROBE_ANSWER,
+    TOKENIZE_PATH,
+    cached_token_count,
+    parse_tokens,
+    prompt_token_count,
+    prompt_token_ids,
 )
-from router.feeds.supervise import each_pod, pause
+from router.engines.engine_catalog import ENGINES
+from router.errors import UpstreamError, UpstreamTimeout
+from router.feeds.watch import Check, Post, Turn
 from router.fleet.fleet import Fleet
-from router.fleet.retry_pause import retry_pause_s
-from router.stores.logged_once import LoggedOnce
+from router.guards import Bound, OutOfBounds
+from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
+from router.request.continuation.answer_words import AnswerWords, WordsOf
+from router.request.continuation.joiner import Joiner
+from router.request.continuation.plan import Continue, first_body, plan
+from router.request.continuation.stream import Recorder
+from router.request.continuation.stream_events import END
+from router.request.continuation.terms import terms_of
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, Pod, PodId, PodState, PrefixTrust, PromptPrefix
+from router.types import Endpoint, Pod, PodId, PodState, PodStatus, PrefixTrust, PromptPrefix
 
 MAX_RETEST_FACTOR = 64
 """A failed test of a conversion is repeated after up to as many times `retest_s`: the engine may have no such endpoint.
 """
 
 POLL_S = 0.02
+
+_SMALL = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAC0lEQVR42mNgQAYAAA4AATo1BFYAAAAASUVORK5CYII="
+"""A PNG of 2 x 2 pixels, which models enlarge."""
+_SCREENSHOT = (
+    "iVBORw0KGgoAAAANSUhEUgAABQAAAALQAQAAAADnBuD7AAAAh0lEQVR42u3BMQEAAADCoPVPbQlPoAAAAAAAAAAAAAAAAAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+    "AAAAAAAAAAAAAAAAAAAAAAAAAAB4GsTfAAGc95RKAAAAAElFTkSuQmCC"
+)
+"""A PNG of 1280 x 720 pixels, black and white, which engines convert to RGB."""
+
+Probe: TypeAlias = tuple[Endpoint, dict[str, Any]]
 
 Fingerprint: TypeAlias = Callable[[Endpoint, Mapping[str, Any]], Awaitable[PromptPrefix | None]]
 """(endpoint, decoded body) to the router's prefix of it; None if the router cannot tokenize such a prompt."""
@@ -138,14 +156,6 @@ def _untested(pod: Pod) -> list[Endpoint]:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeReader:
-    """What the router knows of a probe's prompt: its prefix, and why a pod's tokens differ."""
-
-    fingerprint: Fingerprint
-    advice: Advice = lambda *_: ""
-
-
-@dataclass(frozen=True, slots=True)
 class SelfTestTiming:
     retest_s: float = 30.0
     answer_timeout_s: float = 30.0
@@ -154,57 +164,76 @@ class SelfTestTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class ParityFeed:
+class SelfTest:
     """Tests pods and updates their trust in the fleet. `publishes_events(pod_id)`: whether the index receives the pod's
     KV events; if so, they must announce the probe's blocks."""
 
     fleet: Fleet
     store: LocalStore
     post: Post
-    reader: ProbeReader
+    fingerprint: Fingerprint
     publishes_events: Callable[[PodId], bool]
     timing: SelfTestTiming
+    advice: Advice = lambda *_: ""
 
-    async def run(self) -> None:
-        await each_pod("parity", self.fleet, self._watch)
+    @property
+    def checks(self) -> Sequence[Check]:
+        """The self-test, and what is tested of a pod that has passed it."""
 
-    async def _watch(self, pod_id: PodId, changed: asyncio.Event) -> None:
-        failed = pictures_tested = 0
-        logged = LoggedOnce()
-        while True:
-            status = self.fleet.status(pod_id)
-            if status and status.state is PodState.READY and status.pod.trust is not PrefixTrust.TRUSTED:
-                failed, logged = 0, LoggedOnce()
-                self._record(status.pod, await self.test(status.pod))
-                status = self.fleet.status(pod_id)
-            if status and status.pod.trust is PrefixTrust.TRUSTED and _untested(status.pod):
-                failed = 0 if await self._test_conversions(status.pod, logged) else failed + 1
-            if status and status.pod.trust is PrefixTrust.TRUSTED and status.pod.epoch != pictures_tested:
-                pictures_tested = status.pod.epoch if await self._test_pictures(status.pod) else 0
-            retest_s = self.timing.retest_s
-            await pause(changed, retry_pause_s(failed + 1, retest_s, retest_s * MAX_RETEST_FACTOR))
+        def is_trusted(status: PodStatus) -> bool:
+            return status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
 
-    async def _test_conversions(self, pod: Pod, logged: LoggedOnce) -> bool:
+        def every_s(_status: PodStatus) -> float:
+            return self.timing.retest_s
+
+        return (
+            Check(
+                name="self-test",
+                run=self._test_parity,
+                due=lambda status: status.state is PodState.READY and not is_trusted(status),
+                every_s=every_s,
+            ),
+            Check(
+                name="test of conversions",
+                run=self._test_conversions,
+                due=lambda status: is_trusted(status) and bool(_untested(status.pod)),
+                every_s=every_s,
+                max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
+            ),
+            Check(name="test of pictures", run=self._test_pictures, due=is_trusted, every_s=every_s, once=True),
+        )
+
+    async def _test_parity(self, pod: Pod, _turn: Turn) -> None:
+        report = await self.test(pod)
+        if self.fleet.same_epoch(pod) is None:
+            return
+        self.fleet.trust(pod.id, report.trust, report.reason)
+        if report.trust is PrefixTrust.TRUSTED:
+            log.info("self-test passed", pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason)
+
+    async def _test_conversions(self, pod: Pod, turn: Turn) -> bool:
         """Test the conversions of the pod's engine, and record those that passed. Returns whether all did. A mismatch
         is logged once; that a pod has no such endpoint is not."""
         passed: set[Endpoint] = set(pod.converts)
         for endpoint in _untested(pod):
-            report = await self._test_conversion(pod, conversion_probes(endpoint))
+            make = endpoint.api.probes
+            assert make is not None
+            made = make(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
+            report = await self._test_conversion(pod, ([(endpoint, body) for body in group] for group in made))
             if report is None:
                 passed |= {one for one in Endpoint if endpoint in (one, one.api.proven_with)}
             elif report.trust is PrefixTrust.MISMATCH:
                 event = _WARNINGS.get(endpoint, _NOT_TRUSTED)
-                logged.warn(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
+                turn.logged.warn(event, pod=pod.id, endpoint=endpoint.value, reason=report.reason)
         if self.fleet.same_epoch(pod):
             self.fleet.learn(pod.id, converts=frozenset(passed))
         return passed.issuperset(_untested(pod))
 
-    async def _test_pictures(self, pod: Pod) -> bool:
+    async def _test_pictures(self, pod: Pod, _turn: Turn) -> bool:
         """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the
         test must be repeated."""
-        report = await self._test_conversion(
-            pod, picture_probes, lambda prompt: bool(prompt.pictures) and not prompt.media_tokens
-        )
+        groups = picture_probes(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens)
+        report = await self._test_conversion(pod, groups, lambda it: bool(it.pictures) and not it.media_tokens)
         if self.fleet.same_epoch(pod) is None:
             return False
         if report is None:
@@ -215,12 +244,12 @@ class ParityFeed:
         return report in (None, _NONE_READ) or report.trust is PrefixTrust.MISMATCH
 
     async def _test_conversion(
-        self, pod: Pod, make: MakeGroups, reads: Callable[[PromptPrefix], bool] = lambda _: True
+        self, pod: Pod, groups: Iterable[Sequence[Probe]], reads: Callable[[PromptPrefix], bool] = lambda _: True
     ) -> ParityReport | None:
         """The first failure of a conversion's probes; None if all passed, of each group the first that the router
         reads. `reads`: whether it has read a probe exactly."""
         read = 0
-        for group in make(pod.models[0], uuid.uuid4().hex, pod.block_size_tokens):
+        for group in groups:
             if (found := await self._first_readable(group)) is None or not reads(found[1]):
                 continue
             report = await self._compare(pod, *found)
@@ -228,14 +257,6 @@ class ParityFeed:
                 return report
             read += 1
         return None if read else _NONE_READ
-
-    def _record(self, pod: Pod, report: ParityReport) -> None:
-        now = self.fleet.same_epoch(pod)
-        if now is None:
-            return
-        self.fleet.trust(pod.id, report.trust, report.reason)
-        if report.trust is PrefixTrust.TRUSTED:
-            log.info("self-test passed", pod=pod.id, tokens=report.tokens, hashes=report.hashes, reason=report.reason)
 
     async def test(self, pod: Pod) -> ParityReport:
         """Run one self-test: one short prompt and one output token."""
@@ -245,8 +266,9 @@ class ParityFeed:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
         report = await self._compare(pod, *found)
         if report.tokens is Parity.UNKNOWN and self.publishes_events(pod.id):
-            # A pod that generates nothing. The events also show whether its model caches prefixes at all.
-            found = await self._first_readable([embeddings_probe(pod.models[0], uuid.uuid4().hex, block)])
+            # A pod that generates nothing. The events show its tokens, and whether its model caches prefixes at all.
+            text = {"model": pod.models[0], "input": f"{uuid.uuid4().hex} {long_text(block)}"}
+            found = await self._first_readable([(Endpoint.EMBEDDINGS, text)])
             embedded = await self._compare(pod, *found) if found else _NONE_READ
             return embedded if embedded.trust is PrefixTrust.TRUSTED else report
         return report
@@ -261,7 +283,7 @@ class ParityFeed:
         engine_tokens = prompt_token_ids(answer) or await self._tokenized_by(pod, probe)
         report = compare_tokens(prompt.tokens, engine_tokens, prompt_token_count(answer))
         if report.tokens is Parity.MISMATCH:
-            advice = self.reader.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
+            advice = self.advice(probe[1]["model"], prompt.tokens, engine_tokens or ())
             return replace(report, reason=advice) if advice else report
         if not self.publishes_events(pod.id):
             return replace(report, hashes=Parity.NO_EVENTS)
@@ -276,7 +298,7 @@ class ParityFeed:
     async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
         """The first probe that the router can tokenize."""
         for endpoint, body in group:
-            if (prompt := await self.reader.fingerprint(endpoint, body)) is not None:
+            if (prompt := await self.fingerprint(endpoint, body)) is not None:
                 return (endpoint, body), prompt
         return None
 
@@ -315,3 +337,214 @@ class ParityFeed:
         except TimeoutError:
             pass  # the evaluation reports missing blocks
         return self.store.cache_of(pod_id).full_and_hit(prompt)[0]
+
+
+# --- hits ---
+
+MAX_TESTS = 3
+"""Tests of a pod whose answers no rule explains: blocks may have been evicted meanwhile."""
+MAX_KV_USAGE = 0.5
+"""A fuller pod is tested later: it would evict the blocks of the test."""
+_TOKENS = 50
+"""Different tokens that a prompt adds. Those of another are different ones, and all are in every vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class HitTest:
+    """Tests by which rule a pod takes cached tokens, once in each life of its cache, while it has little to do.
+
+    The events say which layers an engine has, not all of what it does with their blocks (`index/hit_probe.py`). Five
+    prompts of random tokens show it. Until then, and where the engine reports no cached tokens, the events alone count.
+    """
+
+    fleet: Fleet
+    store: LocalStore
+    post: Post
+    publishes_events: Callable[[PodId], bool]
+    timing: SelfTestTiming
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="hit test",
+            run=lambda pod, turn: self.test(pod, is_last=turn.failures + 1 == MAX_TESTS),
+            due=self.may_test,
+            every_s=lambda _status: self.timing.retest_s,
+            once=True,
+        )
+
+    def may_test(self, status: PodStatus) -> bool:
+        """Whether a pod can be tested now: its events have said which layers it has, and it has little to do."""
+        if self.store.cache_of(status.pod.id).announced_rule is None:
+            return False
+        is_trusted = status.state is PodState.READY and status.pod.trust is PrefixTrust.TRUSTED
+        is_idle = not status.load.waiting and status.load.kv_usage <= MAX_KV_USAGE
+        return is_trusted and is_idle and self.publishes_events(status.pod.id)
+
+    async def test(self, pod: Pod, *, is_last: bool = True) -> bool | None:
+        """Test a pod whose rule is announced. False if the test should be repeated; None: because it was too busy."""
+        rule = self.store.cache_of(pod.id).announced_rule
+        prompts = probe_prompts(rule) if rule is not None else ()
+        if rule is None or not prompts or prompts[0].length_tokens >= (pod.max_model_len_tokens or MAX_TEST_TOKENS):
+            return True
+        sent = list(_tokens_of(prompts))
+        try:
+            answers = await self._answers(pod, sent)
+        except UpstreamError as error:
+            return None if isinstance(error, UpstreamTimeout) else is_last
+        if answers is None:
+            return True
+        explaining = await asyncio.to_thread(explaining_habits, rule, prompts, answers)
+        if self.fleet.same_epoch(pod) is None:
+            return True
+        if explaining:
+            self._learn(pod, explaining, sent[0], answers[1])
+            log.info("hit test passed", pod=pod.id, hits=self.store.cache_of(pod.id).hits)
+        elif is_last:
+            self.store.learn(pod.id, None)
+            log.warning("no known rule explains the pod's hits; they are an upper bound", pod=pod.id, cached=answers)
+        return bool(explaining) or is_last
+
+    def _learn(self, pod: Pod, explaining: Sequence[CacheHabits], prompt: Sequence[int], hit: int) -> None:
+        """Learn the first of the habits under which the announced blocks give the hit of the prompt; the first of all
+        where they have not arrived."""
+        for habits in (*explaining, explaining[0]):
+            self.store.learn(pod.id, habits)
+            full_tokens, hit_tokens = self.store.cache_of(pod.id).full_and_hit_tokens(prompt)
+            if not full_tokens or hit_tokens == hit:
+                return
+
+    async def _answers(self, pod: Pod, prompts: Iterable[Sequence[int]]) -> Sequence[int] | None:
+        """The cached tokens that the pod reports of each prompt; None if it does not. Raises `UpstreamError`."""
+        answers = []
+        for tokens in prompts:
+            body = {"model": pod.models[0], "prompt": tokens, "max_tokens": 1, "temperature": 0}
+            answer = await self.post(pod, Endpoint.COMPLETIONS.value, body, self.timing.answer_timeout_s)
+            if (cached := cached_token_count(answer)) is None:
+                return None
+            answers.append(cached)
+        return answers
+
+
+def _tokens_of(prompts: Sequence[ProbePrompt]) -> Iterator[list[int]]:
+    """Prompts that share what they should with the first one, and nothing else."""
+    first = _random_tokens(0, prompts[0].length_tokens)
+    for number, prompt in enumerate(prompts):
+        yield first[: prompt.shared_tokens] + _random_tokens(number, prompt.length_tokens - prompt.shared_tokens)
+
+
+def _random_tokens(number: int, count: int) -> list[int]:
+    return [random.randrange(number * _TOKENS, (number + 1) * _TOKENS) for _ in range(count)]
+
+
+# --- continuation ---
+
+ANSWER = Bound("answer to a continuation test", 32 * 1024, 100)
+MAX_ANSWERS = 3
+"""Answers that are asked for: a busy server may send one as a single event, which cannot be broken off inside."""
+_TEXT = "Write the numbers from one to twenty in words."
+_CONTINUED: Mapping[Endpoint, Mapping[str, Any]] = {
+    Endpoint.CHAT: {"messages": [{"role": "user", "content": _TEXT}]},
+    Endpoint.COMPLETIONS: {"prompt": _TEXT},
+}
+_GREEDY = {"temperature": 0, "stream": True, "max_tokens": 16, "ignore_eos": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuationTest:
+    """Tests whether a pod that serves alone continues a broken stream from its token ids, before it has to.
+
+    Until it has passed, its streams go on by being made again, or not at all (docs/continuation.md)."""
+
+    fleet: Fleet
+    post: Post
+    words_of: WordsOf
+    timing: SelfTestTiming
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="continuation test",
+            run=lambda pod, turn: self.test(pod, is_first=not turn.failures),
+            due=lambda status: status.state is PodState.READY,
+            every_s=lambda _status: self.timing.retest_s,
+            max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
+            once=True,
+        )
+
+    async def test(self, pod: Pod, *, is_first: bool = True) -> bool:
+        """Test a pod whose streams may be continued. False if the test should be repeated."""
+        words = self.words_of(pod.base_model)
+        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
+        if words is None or not could:
+            return True
+        reasons = {one: await self._failure(pod, one, words) for one in _CONTINUED}
+        if self.fleet.same_epoch(pod) is None:
+            return True
+        self.fleet.learn(pod.id, continues=frozenset(one for one, reason in reasons.items() if not reason))
+        if is_first and any(reasons.values()):
+            failed = {one.value: reason for one, reason in reasons.items() if reason}
+            log.warning("pod does not continue streams", pod=pod.id, reasons=failed)
+        return not any(reasons.values())
+
+    async def _failure(self, pod: Pod, endpoint: Endpoint, words: AnswerWords) -> str:
+        """Why the pod does not continue an answer of its own, broken off in the middle; "" if it does."""
+        body = msgspec.json.encode({"model": pod.base_model, **_CONTINUED[endpoint], **_GREEDY})
+        terms = terms_of(endpoint, body)
+        try:
+            for _ in range(MAX_ANSWERS):
+                whole, broken = Recorder(terms, asks_ids=True), Recorder(terms, asks_ids=True)
+                sent = await self._answer(pod, endpoint, first_body(body, terms))
+                whole.feed(sent)
+                events = sent.split(END)
+                broken.feed(b"".join([event + END for event in events[: len(events) // 2]]))
+                found = plan(terms, broken.current, body, words)
+                if not whole.record.is_done:
+                    return whole.fault or "its stream is not whole"
+                if isinstance(found, Continue) and found.method == "ids":
+                    break
+            else:
+                return "it sends no token ids that fit its text"
+            joiner = Joiner(terms, broken.record, found, words)
+            joiner.feed(await self._answer(pod, endpoint, found.body))
+        except (UpstreamError, OutOfBounds) as error:
+            return str(error)
+        one, other = joiner.record, whole.current
+        if not one.is_done:
+            return joiner.fault or "its continuation is not whole"
+        is_same = (one.ids, one.texts) == (other.ids, other.texts)
+        return "" if is_same else "its continuation is another answer"
+
+    async def _answer(self, pod: Pod, endpoint: Endpoint, body: bytes) -> bytes:
+        sent = await self.post(pod, endpoint.value, msgspec.json.decode(body), self.timing.answer_timeout_s)
+        ANSWER.check_size(len(sent))
+        ANSWER.check_items(sent.count(END))
+        return sent
+
+
+# --- what is sent ---
+
+
+def probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Probe]:
+    """Probe requests, the most thorough first: a chat with several roles, a chat without a system message (some
+    templates refuse one), a completion. `nonce` prevents cache hits. Each word is at least one token."""
+    text = long_text(block_tokens)
+    system = {"role": "system", "content": f"{nonce} You are a probe. {WORDS}"}
+    turns = [
+        {"role": "user", "content": f"{nonce}\n{text}"},
+        {"role": "assistant", "content": f"Well, {WORDS}"},
+        {"role": "user", "content": "And?"},
+    ]
+    common = {"model": model, "max_tokens": 1, "temperature": 0}
+    yield Endpoint.CHAT, {**common, "messages": [system, *turns]}
+    yield Endpoint.CHAT, {**common, "messages": turns}
+    yield Endpoint.COMPLETIONS, {**common, "prompt": f"{nonce} {text}"}
+
+
+def picture_probes(model: str, nonce: str, block_tokens: int | None) -> Iterator[Sequence[Probe]]:
+    """With a picture: its number of tokens shows the limits of its size, and the blocks behind it its identifier."""
+    for encoded in (_SMALL, _SCREENSHOT):
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
+        content = [text_part(f"{nonce} Look:"), shown, text_part(long_text(block_tokens))]
+        messages = [{"role": "user", "content": content}]
+        yield [(Endpoint.CHAT, {"model": model, "max_tokens": 1, "temperature": 0, "messages": messages})]

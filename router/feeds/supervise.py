@@ -1,4 +1,4 @@
-"""Runs feeds as background tasks: restarts them after errors, and runs one task for each pod until it is cancelled."""
+"""Runs feeds as background tasks, and restarts them after errors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import structlog
 
-from router.fleet.fleet import Fleet
 from router.fleet.retry_pause import retry_pause_s
-from router.types import Pod, PodId, PodState
 
 FIRST_WAIT_S = 0.2
 MAX_WAIT_S = 10.0
@@ -29,8 +26,6 @@ JITTER = 0.1
 Feeds: TypeAlias = Mapping[str, Callable[[], Awaitable[None]]]
 """Background tasks by name. Each runs until it is cancelled."""
 T = TypeVar("T")
-PodTask: TypeAlias = Callable[[PodId, asyncio.Event], Awaitable[None]]
-"""Runs while the pod exists. The event is set when the pod's state or epoch changes."""
 
 log = structlog.get_logger()
 
@@ -77,35 +72,6 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*waited, return_exceptions=True)
 
 
-async def each_pod(name: str, fleet: Fleet, run: PodTask) -> None:
-    """Run `run` supervised for each pod of the fleet, as pods come and go, until cancelled."""
-    pod_changed: dict[PodId, asyncio.Event] = {}
-    fleet_changed = asyncio.Event()
-
-    def on_change(pod: Pod, _old: PodState, _new: PodState) -> None:
-        fleet_changed.set()
-        if pod.id in pod_changed:
-            pod_changed[pod.id].set()
-
-    unlisten = fleet.listen(on_change)
-    tasks: dict[PodId, asyncio.Task[None]] = {}
-    try:
-        async with asyncio.TaskGroup() as group:
-            while True:
-                fleet_changed.clear()
-                present = {status.pod.id for status in fleet.snapshot.pods}
-                for pod_id in tasks.keys() - present:
-                    tasks.pop(pod_id).cancel()
-                    del pod_changed[pod_id]
-                for pod_id in present - tasks.keys():
-                    pod_changed[pod_id] = asyncio.Event()
-                    feed = partial(run, pod_id, pod_changed[pod_id])
-                    tasks[pod_id] = group.create_task(supervise(f"{name} {pod_id}", feed))
-                await fleet_changed.wait()
-    finally:
-        unlisten()
-
-
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
     """The items, with a turn of the event loop after each `STEP`."""
     for number, item in enumerate(items):
@@ -127,11 +93,15 @@ async def wait_until(condition: Callable[[], object], timeout_s: float) -> bool:
     return bool(condition())
 
 
+def jittered(interval_s: float) -> float:
+    """With some variation, so that pods that were added together are not asked together."""
+    return interval_s * random.uniform(1 - JITTER, 1 + JITTER)
+
+
 async def pause(changed: asyncio.Event, interval_s: float) -> None:
-    """Wait for `interval_s` with jitter, or until the pod changes."""
-    interval_s *= random.uniform(1 - JITTER, 1 + JITTER)
+    """Wait for `interval_s` with jitter, or until the event is set. Clears it."""
     # Half the CPU of `asyncio.timeout`, which cancels the task.
-    timer = asyncio.get_running_loop().call_later(interval_s, changed.set)
+    timer = asyncio.get_running_loop().call_later(jittered(interval_s), changed.set)
     try:
         await changed.wait()
     finally:

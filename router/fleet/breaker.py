@@ -18,7 +18,7 @@ would stay ready: see `leaves_enough_ready`. Such a pod stays READY and is price
 `on_refused`.
 
 A pod that fails most of its requests, while other pods of its models serve the same clients, is ejected by the votes of
-these clients: see `fleet/outcomes.py`.
+these clients: see `Outcomes`.
 
 A pod that sends more than the router reads of one (`exceeded`) is ejected at once, but never the last ready pod of a
 model.
@@ -38,8 +38,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from math import inf
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 import xxhash
@@ -47,18 +48,15 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, Positi
 
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.fleet.outcomes import Outcomes
 from router.fleet.retry_pause import retry_pause_s
 from router.types import FleetSnapshot, Pod, PodId, PodState, PodStatus, Role
 
 MIN_EXPECTED_MS = 500.0
 """Minimum expected time to first token in the lateness check: steps and networks vary."""
-LATE_BACKOFF_FACTOR = 10.0
-"""Backoff after lateness relative to that after failures."""
 BACKOFF_S = (1.0, 30.0)
 """The pause after a first ejection, and the longest one."""
-EXCESS_BACKOFF_FACTOR = 10.0
-"""The same for a pod that sent too much, or fails alone, which passes every probe, too."""
+LONG_BACKOFF_FACTOR = 10.0
+"""Backoff of a pod that passes every probe, because it is late, sends too much or fails alone, relative to others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +81,8 @@ class Probes:
     """Failures that may be due to a request, and slow TTFTs, eject a pod only if no request succeeds on it for this
     long."""
     load_interval_s: PositiveFloat = 0.25
+    """The shortest time between two scrapes of a pod. It grows with the fleet, up to 20 times, so that scrapes take at
+    most a tenth of a core: first for idle pods."""
     load_timeout_s: PositiveFloat = 2.0
     self_test_interval_s: PositiveFloat = 30.0
     self_test: bool = True
@@ -185,7 +185,7 @@ class Breaker:
             self._outcomes.forget(pod_id)
             record = self._failing_alone.setdefault(pod_id, Failures())
             reason = "most requests failed, and other pods served the same clients"
-            self._eject(pod_id, record, now_s, reason, self._rules.min_ready_share, EXCESS_BACKOFF_FACTOR)
+            self._eject(pod_id, record, now_s, reason, self._rules.min_ready_share, LONG_BACKOFF_FACTOR)
 
     def first_token(self, pod_id: PodId, client: str, expected_ms: float, actual_ms: float, now_s: float) -> None:
         rules = self._rules
@@ -196,7 +196,7 @@ class Breaker:
             late.add_doubt(client, rules.clients_to_eject, now_s)
             if late.counted_doubts(rules, now_s) >= rules.slow_ttfts_to_eject > 0 and self._most_others_on_time(pod_id):
                 reason = f"{late.doubts} first tokens in a row were late"
-                self._eject(pod_id, late, now_s, reason, rules.min_ready_share, LATE_BACKOFF_FACTOR)
+                self._eject(pod_id, late, now_s, reason, rules.min_ready_share, LONG_BACKOFF_FACTOR)
 
     def seen_alive(self, pod_id: PodId) -> None:
         """The pod passed its health check or sent a first token. Failures of requests stay counted."""
@@ -223,7 +223,7 @@ class Breaker:
     def exceeded(self, pod_id: PodId, reason: str, now_s: float) -> None:
         """The pod sent more than the router reads of one."""
         if self._ready(pod_id):
-            self._eject(pod_id, self._record(pod_id), now_s, reason, 0.0, EXCESS_BACKOFF_FACTOR)
+            self._eject(pod_id, self._record(pod_id), now_s, reason, 0.0, LONG_BACKOFF_FACTOR)
 
     def may_probe(self, pod_id: PodId, now_s: float) -> bool:
         """False during an ejected pod's backoff."""
@@ -294,3 +294,100 @@ def _ready_and_ejected(fleet: FleetSnapshot, role: Role, names: set[str]) -> Ite
         for name in names.intersection((*models, *adapters)):
             pods[state, name] += count
     return [(pods[PodState.READY, name], pods[PodState.EJECTED, name]) for name in names]
+
+
+# --- votes of clients ---
+
+WINDOW_S = 30.0
+"""Results are counted anew after this time."""
+MIN_RESULTS = 3
+"""Results of one client at one pod before it has a vote, and its requests at others."""
+KEPT_OF_CLIENT, KEPT_OF_POD = 7 / 8, 15 / 16
+"""What each result leaves of the earlier ones: 9 failures in a row outweigh all successes of a client, 18 of a pod."""
+MAX_CLIENTS = 32
+"""More clients of one pod in one window have no vote, and the latest windows of this number of pods are compared."""
+Models: TypeAlias = tuple[str, ...]
+
+
+class _Results(msgspec.Struct, gc=False):
+    """Faded numbers of requests that were served and that failed."""
+
+    served: float = 0.0
+    failed: float = 0.0
+    results: int = 0
+
+    def add(self, kept: float, *, is_served: bool) -> None:
+        self.results += 1
+        self.served = self.served * kept + is_served
+        self.failed = self.failed * kept + (not is_served)
+
+    @property
+    def is_failing(self) -> bool:
+        return self.results >= MIN_RESULTS and self.failed > 2 * self.served
+
+
+class _Window(msgspec.Struct):
+    """The results of one pod since `since_s`, by client."""
+
+    since_s: float
+    total: _Results
+    clients: dict[int, _Results] = {}
+
+
+class Outcomes:
+    """Results of requests by pod and client: which pod fails the clients that other pods of its model serve?
+
+    A client that sends bad requests fails at every pod alike, and says nothing about one. A client that fails at one
+    pod and is served by others has one vote against it, however many requests it sends; one that the pod serves has a
+    vote for it. A client is a tenant, or an address where there are no keys: names that it makes up give it no more
+    votes. Only the votes of the last seconds count, and of few clients."""
+
+    def __init__(self) -> None:
+        self._windows: dict[Models, dict[PodId, _Window]] = {}
+        self._until_s = 0.0
+
+    def is_watching(self, now_s: float) -> bool:
+        """Whether successes need counting: after a failure, at any pod."""
+        return now_s < self._until_s
+
+    def ended(self, pod_id: PodId, models: Models, client: str, now_s: float, *, is_served: bool) -> None:
+        """A request of `client` to the pod was served, or failed."""
+        if not is_served:
+            self._until_s = now_s + WINDOW_S
+        window = self._windows.get(models, {}).get(pod_id)
+        if window is None or now_s - window.since_s > WINDOW_S:
+            self.forget(pod_id)  # also with other models
+            window = self._windows.setdefault(models, {})[pod_id] = _Window(now_s, _Results())
+        key = hash(client)
+        results = window.clients.get(key)
+        if results is None:
+            results = _Results()
+            if len(window.clients) < MAX_CLIENTS:
+                window.clients[key] = results
+        results.add(KEPT_OF_CLIENT, is_served=is_served)
+        window.total.add(KEPT_OF_POD, is_served=is_served)
+
+    def fails_alone(self, pod_id: PodId, models: Models) -> bool:
+        """Whether most requests to the pod fail, and most clients that have a vote are served by others of its
+        models."""
+        windows = self._windows.get(models, {})
+        window = windows.get(pod_id)
+        if window is None or not window.total.is_failing:
+            return False
+        compared = [one.clients for one in islice(reversed(windows.values()), MAX_CLIENTS) if one is not window]
+        against = sum(one.is_failing and _serve(compared, client) for client, one in window.clients.items())
+        return against > sum(one.served > one.failed for one in window.clients.values())
+
+    def forget(self, pod_id: PodId) -> None:
+        """Count the pod's results from zero."""
+        for models, windows in list(self._windows.items()):
+            windows.pop(pod_id, None)
+            if not windows:
+                del self._windows[models]
+
+
+def _serve(pods: list[dict[int, _Results]], client: int) -> bool:
+    """Whether these pods together serve most requests of the client."""
+    found = [pod[client] for pod in pods if client in pod]
+    served = sum(one.served for one in found)
+    return sum(one.results for one in found) >= MIN_RESULTS and served > sum(one.failed for one in found)

@@ -26,13 +26,12 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import ClientError, UpstreamError
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
-from router.prompt.completion import first_text
+from router.prompt.completion import MAX_TEXT_BYTES, count_tokens, first_text, only_text, size_bytes
 from router.prompt.conversation import UnreadReason, Unrenderable, with_decoded_messages
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.media import may_have_media, media_parts
 from router.prompt.pending import FoundPrefix, PendingPrompt
 from router.prompt.pictures.picture_reader import PictureIdentities
-from router.prompt.texts import MAX_TEXT_BYTES, count_tokens, only_text, size_bytes
 from router.prompt.tokenizer import REFERENCE, Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptKind, PromptPrefix
 

@@ -103,17 +103,14 @@ class BlockMap:
         """Pods whose hits do not end with the first missing block."""
         self._ahead_tokens: dict[PodId, int] = {}
         """How many tokens behind a block the hashes of a pod include, if any."""
+        self.aheads: Set[int] = frozenset()
+        """All of these numbers."""
         self.unnamed: set[PodId] = set()
         """Pods whose layers all have windows or states: their events do not say which blocks they have."""
 
     def cache_of(self, pod: PodId) -> PodCache:
         """The pod's cache; an empty one for an unknown pod."""
         return self._caches.get(pod, self._unknown)
-
-    @property
-    def aheads(self) -> Set[int]:
-        """Numbers of tokens behind a block that hashes of some pods include."""
-        return frozenset(self._ahead_tokens.values()) if self._ahead_tokens else frozenset()
 
     @property
     def block_holders(self) -> int:
@@ -132,7 +129,8 @@ class BlockMap:
             self._masks.forget(pod)
             self.ruled.discard(pod)
             self.unnamed.discard(pod)
-            self._ahead_tokens.pop(pod, None)
+            if self._ahead_tokens.pop(pod, 0):
+                self.aheads = frozenset(self._ahead_tokens.values())
             self._removed.append(cache.blocks)
 
     def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
@@ -145,6 +143,8 @@ class BlockMap:
             before = cache.blocks.rule
             cache.blocks.learn(habits)
             self._follow(cache, before)
+            if self._index is not None:
+                self._index.learn(pod, habits)
 
     def apply(self, pod: PodId, event: KvEvent) -> Sequence[BlockChange]:
         """Apply one event, and return what it changes; events of unknown pods are ignored."""
@@ -165,8 +165,9 @@ class BlockMap:
 
     def _follow(self, cache: PodCache, before: HitRule | None) -> None:
         pod, rule = cache.pod, cache.blocks.rule
-        if cache.blocks.ahead_tokens:
+        if cache.blocks.ahead_tokens != self._ahead_tokens.get(pod, 0):
             self._ahead_tokens[pod] = cache.blocks.ahead_tokens
+            self.aheads = frozenset(self._ahead_tokens.values())
         if rule is None or rule is before:
             return
         if not rule.has_full:

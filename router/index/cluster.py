@@ -24,8 +24,7 @@ from router.index.holders import (
     hashes_by_generation,
     holder_name,
 )
-from router.index.masks import HolderMasks
-from router.index.table import SCATTER
+from router.index.masks import SCATTER, HolderMasks
 from router.types import BlockChange, BlockHash, BlocksByTier, Generation, PodId, PromptPrefix, Tier
 
 MAX_EXPIRED = 8

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 
 from router.errors import MalformedRequest
-from router.prompt.content_format import ContentFormat
-from router.prompt.conversation import ChatMessage, MediaPart
+from router.prompt.conversation import ChatMessage, ContentFormat, MediaPart
 from router.prompt.pictures.picture_reader import PLACEHOLDER, Picture, key_of, url_of
 
 MARKER = "\uf8fd\uf8fc"

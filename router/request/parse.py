@@ -20,7 +20,7 @@ from router.apis.api import Api
 from router.apis.body_types import MAX_NAME_CHARACTERS, ChatBody, OtherBody
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
 from router.errors import DECODE_ERRORS, MalformedRequest, not_json
-from router.prompt.json_floats import short_float
+from router.guards import short_float
 from router.types import Endpoint, PromptKind
 
 MAX_SEARCHED_BYTES = 256 * 1024

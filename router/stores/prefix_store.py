@@ -218,11 +218,6 @@ class ReplicaStore(LocalStore):
         own, published = self._announced.ruled, self.index.holders.ruled
         return own | published if own and published else own or published
 
-    def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
-        super().learn(pod, habits)
-        if habits is not None:
-            self.index.learn(pod, habits)
-
     def is_published(self, pod: PodId, now_s: float) -> bool:
         fresh = not self._stale and self.age_s(now_s) <= FRESH_S
         return fresh and self.index.holders.publisher_of(pod) is not None

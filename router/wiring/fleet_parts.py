@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -13,17 +13,14 @@ from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS
 from router.feeds.calibration_feed import CalibrationFeed
-from router.feeds.continuation_test import ContinuationTestFeed
 from router.feeds.discovery.membership import Membership
-from router.feeds.handoff_facts import HandoffFacts
-from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.load_feed import LoadFeed
-from router.feeds.matching_log import MatchingLog
-from router.feeds.pod_problems import log_changes
-from router.feeds.probe import ProbeFeed
-from router.feeds.self_test import ParityFeed, ProbeReader, SelfTestTiming
+from router.feeds.pod_log import MatchingLog, log_changes
+from router.feeds.probe import HandoffFacts, PodProbe
+from router.feeds.scrapes import LoadScrapes
+from router.feeds.self_test import ContinuationTest, HitTest, SelfTest, SelfTestTiming
 from router.feeds.supervise import Feeds
+from router.feeds.watch import Check, Watch
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -109,36 +106,35 @@ class FleetParts:
             return None
         from router.wiring.cluster_member import ClusterMember, ReadableGenerations  # imports redis: 6 MiB
 
-        readable, drains, follow = (
-            ReadableGenerations(self._prompts.generations),
-            membership.drains,
-            membership.follow_drains,
-        )
-        return ClusterMember(redis, readable, self.ledger, self.calibrator, self.fleet, drains, follow)
+        readable, drains = ReadableGenerations(self._prompts.generations), (membership.drains, membership.follow_drains)
+        return ClusterMember(redis, readable, self.ledger, self.calibrator, self.fleet, *drains)
 
     @property
     def feeds(self) -> Feeds:
-        config, fetch = self._config.probes, self._pools.fetch
-        feeds = {
+        return {
             **self.membership.feeds,
-            "probe": ProbeFeed(self.fleet, self.breaker, fetch, self._on_described, config).run,
-            "load": LoadFeed(self.fleet, self.ledger, fetch, config, self.breaker.exceeded).run,
+            "checks of pods": Watch(self.fleet, self.checks).run,
             "matching log": self.matching_log.run,
-            "handoff facts": self.handoff_facts.run,
             "calibration": CalibrationFeed(self.fleet, self.calibrator, lambda: self.membership.pods).run,
             **(self.cluster.feeds if self.cluster else {}),
         }
+
+    @property
+    def checks(self) -> Sequence[Sequence[Check]]:
+        """The table of what is checked of each pod."""
+        config, fleet, fetch, post = self._config.probes, self.fleet, self._pools.fetch, self._pools.post
+        tests, has_events, prompts = list[Check](), self.publishes_events, self._prompts
         if config.self_test:
-            timing, prompts = SelfTestTiming(retest_s=config.self_test_interval_s), self._prompts
-            reader = ProbeReader(prompts.of_probe, prompts.advice)
-            parity = ParityFeed(self.fleet, self.store, self._pools.post, reader, self.publishes_events, timing)
-            feeds["self-test"] = parity.run
-            hits = HitTestFeed(self.fleet, self.store, self._pools.post, self.publishes_events, timing)
-            feeds["hit test"] = hits.run
-            if self._words_of is not None:
-                continuation = ContinuationTestFeed(self.fleet, self._pools.post, self._words_of, timing)
-                feeds["continuation test"] = continuation.run
-        return feeds
+            timing = SelfTestTiming(retest_s=config.self_test_interval_s)
+            tests += SelfTest(fleet, self.store, post, prompts.of_probe, has_events, timing, prompts.advice).checks
+            tests.append(HitTest(fleet, self.store, post, has_events, timing).check)
+            tests.append(ContinuationTest(fleet, post, self._words_of or (lambda _model: None), timing).check)
+        return (
+            [PodProbe(fleet, self.breaker, fetch, self._on_described, config).check],
+            [LoadScrapes(fleet, self.ledger, fetch, config, self.breaker.exceeded).check],
+            [self.handoff_facts.check],
+            [*tests, self.matching_log.check],
+        )
 
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""

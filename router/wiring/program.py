@@ -23,7 +23,7 @@ from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StaleFile, StartupFiles
 from router.engines.engine_catalog import conversion_of, picture_identities
-from router.feeds.matching_log import untested
+from router.feeds.pod_log import untested
 from router.feeds.policy_feed import PolicyFeed, RingFeed, review_change
 from router.feeds.process_memory import gc_loop, release_loop
 from router.feeds.signing_keys import SigningKeyFeed

@@ -24,9 +24,10 @@ from router.engines.engine_catalog import OWNERS
 from router.errors import ConfigError
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.pod_problems import log_changes
-from router.feeds.probe import ProbeFeed
+from router.feeds.pod_log import log_changes
+from router.feeds.probe import PodProbe
 from router.feeds.supervise import running
+from router.feeds.watch import Watch
 from router.fleet.breaker import Breaker
 from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import UpstreamPools
@@ -80,11 +81,11 @@ class PublisherProcess:
 
     @asynccontextmanager
     async def _life(self, _app: FastAPI) -> AsyncIterator[None]:
-        probes = self._config.probes
-        probe = ProbeFeed(self.fleet, self._breaker, self._pools.fetch, self._on_described, probes)
+        probe = PodProbe(self.fleet, self._breaker, self._pools.fetch, self._on_described, self._config.probes)
+        feeds = {**self._feeds, "checks of pods": Watch(self.fleet, [[probe.check]]).run, **self._membership.feeds}
         log.info("publishing", pods=[pod.url for pod in self._config.pods], models=sorted(self.publisher.generations))
         try:
-            async with running({**self._feeds, "probe": probe.run, **self._membership.feeds}):
+            async with running(feeds):
                 yield
         finally:
             began_s, holders = time.monotonic(), self.publisher.holders

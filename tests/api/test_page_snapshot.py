@@ -13,7 +13,7 @@ import pytest
 from router.config.policy_files import PolicyFolder
 from router.config.watched_file import StaleFile
 from router.feeds.kv_zmq import KvStreams
-from router.feeds.pod_problems import log_changes
+from router.feeds.pod_log import log_changes
 from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger

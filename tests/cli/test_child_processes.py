@@ -35,7 +35,7 @@ async def test_the_error_of_a_failed_child_has_its_output_and_command(tmp_path: 
         async with mock_fleet(FleetPlan(pods=1, num_blocks=0), tmp_path):
             pytest.fail("must not start")
     assert "0 is not in the range" in str(raised.value)
-    assert "mock-engine --count 1" in str(raised.value)
+    assert "mock-engine --port 0" in str(raised.value) and "--count 1" in str(raised.value)
 
 
 def test_the_error_of_a_dead_child_has_its_output(tmp_path: Path) -> None:

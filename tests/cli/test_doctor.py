@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from router.cli import doctor
 from router.cli.admin_client import AdminClient
 from router.cli.doctor import CHECKS, Subject
 from router.config.schema import RouterConfig
@@ -199,3 +200,21 @@ async def test_of_a_pod_that_says_its_time_no_body_is_read() -> None:
         subject = Subject(RouterConfig(), cast(Any, SimpleNamespace(fleet=fleet)), AdminClient())
         [found] = [one async for one in CHECKS["the clock"](subject)]
     assert found.level == "warn" and "ahead of that of pod a" in found.text
+
+
+@pytest.mark.anyio
+async def test_a_router_that_never_ends_its_answer_keeps_the_doctor_for_one_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "CHECK_S", 0.2)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n ")
+        while await reader.read(1000):
+            pass
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        admin = AdminClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        [found] = await doctor.findings(RouterConfig(), ["the router"], admin, offline=True)
+    assert (found.level, found.about) == ("fail", "the router") and found.text.startswith("no result within")

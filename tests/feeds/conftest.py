@@ -14,6 +14,8 @@ import pytest
 
 from router.config.pod_keys import key_headers
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout, unexpected_status
+from router.feeds.watch import Check, Watch
+from router.fleet.fleet import Fleet
 from router.types import Pod
 
 DEADLINE_S = 30.0
@@ -87,6 +89,11 @@ class Network:
         if response.status_code != httpx.codes.OK:
             raise unexpected_status(response.status_code, path, pod, response.content)
         return response.content
+
+
+def watched(fleet: Fleet, *checks: Check) -> Coroutine[Any, Any, None]:
+    """Runs these checks of each pod, one after another."""
+    return Watch(fleet, [checks]).run()
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.continuation_test import ContinuationTestFeed
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import ContinuationTest, SelfTestTiming
 from router.fleet.fleet import PodEvent
 from router.request.continuation.answer_words import AnswerWords, answer_words
 from router.types import Endpoint, Pod
+from tests.feeds.conftest import watched
 from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ class World:
         """The next answers of this number are sent as one event each."""
         self.words: AnswerWords | None = answer_words(text_of, lambda _: None)
         timing = SelfTestTiming(0.001, 0.05, 0.05)
-        self.feed = ContinuationTestFeed(self.fleet, network.post, lambda _model: self.words, timing)
+        self.feed = ContinuationTest(self.fleet, network.post, lambda _model: self.words, timing)
 
     @property
     def now(self) -> Pod:
@@ -109,7 +109,7 @@ async def test_a_pod_that_does_not_is_named_once_and_tested_again(
 ) -> None:
     setattr(world, fault, False)
     with capture_logs() as logs:
-        async with running(world.feed.run()):
+        async with running(watched(world.fleet, world.feed.check)):
             await until(lambda: len(world.bodies) > 12)
             assert world.now.continues == frozenset()
             setattr(world, fault, True)
@@ -119,7 +119,7 @@ async def test_a_pod_that_does_not_is_named_once_and_tested_again(
 
 
 async def test_a_restarted_pod_has_to_show_it_again(world: World, running: Running, until: Until) -> None:
-    async with running(world.feed.run()):
+    async with running(watched(world.fleet, world.feed.check)):
         await until(lambda: world.now.continues == BOTH)
         world.takes_ids = False
         world.fleet.restarted("a")
@@ -144,7 +144,7 @@ async def test_other_pods_are_not_asked(world: World, running: Running, until: U
     else:
         world.fleet.event("a", PodEvent.EJECT)
     turns = count()
-    async with running(world.feed.run()):
+    async with running(watched(world.fleet, world.feed.check)):
         await until(lambda: next(turns) > 5)
     assert not world.bodies
 

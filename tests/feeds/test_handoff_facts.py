@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
-from router.feeds.handoff_facts import HandoffFacts
+from router.feeds.probe import HandoffFacts
 from router.types import Pod, Role
-from tests.feeds.conftest import Network
+from tests.feeds.conftest import Network, watched
 from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def test_a_dialect_without_facts_needs_no_request(network: Network) -> Non
 async def test_a_bootstrap_server_is_polled_until_it_answers(network: Network, running: Running, until: Until) -> None:
     """The facts are unknown until then."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
-    async with running(learning.feed.run()):
+    async with running(watched(learning.fleet, learning.feed.check)):
         await until(lambda: network["p"].asked["/query"] > 1)
         assert learning.of("p") is None
         network["p"].answers["/query"] = b"not yet"
@@ -66,7 +66,7 @@ async def test_facts_of_an_earlier_epoch_are_unknown(network: Network, running: 
     """Until the restarted pod has answered."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
-    async with running(learning.feed.run()):
+    async with running(watched(learning.fleet, learning.feed.check)):
         await until(lambda: learning.of("p"))
         network["p"].answers["/query"] = engine("two")
         learning.fleet.restarted("p")
@@ -80,7 +80,7 @@ async def test_decode_pods_are_not_polled(network: Network, running: Running, un
     pods = make_pod("d", handoff="mooncake", role=Role.DECODE), make_pod("p", handoff="mooncake")
     learning = FactsWorld(network, *pods)
     network["p"].answers["/query"] = engine("one")
-    async with running(learning.feed.run()):
+    async with running(watched(learning.fleet, learning.feed.check)):
         await until(lambda: learning.of("p"))
         assert "d" not in network.pods
 
@@ -89,7 +89,7 @@ async def test_the_facts_of_a_removed_pod_are_dropped(network: Network, running:
     """The table does not grow with the number of pods that ever existed."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
-    async with running(learning.feed.run()):
+    async with running(watched(learning.fleet, learning.feed.check)):
         await until(lambda: learning.of("p"))
         learning.fleet.sync([])
         await until(lambda: not learning.feed._known)
@@ -110,6 +110,6 @@ async def test_a_bootstrap_server_gets_the_pods_credentials(
 
     network["p"].answers["/query"] = answer
     facts = FactsWorld(network, make_pod("p", url=url, handoff="mooncake", bearer_file=str(key)))
-    async with running(facts.feed.run()):
+    async with running(watched(facts.fleet, facts.feed.check)):
         await asked.wait()
     assert seen == [expected]

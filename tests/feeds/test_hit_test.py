@@ -11,8 +11,7 @@ import pytest
 
 from loadtest.engine_model.pod import SimPod, SimPodConfig, SimRequest
 from router.errors import UpstreamTimeout
-from router.feeds.hit_test import MAX_TESTS, HitTestFeed
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import MAX_TESTS, HitTest, SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
@@ -29,6 +28,7 @@ from router.types import (
     PrefixTrust,
     PromptPrefix,
 )
+from tests.feeds.conftest import watched
 from tests.policy.scenes import LLAMA_8B, fleet_of, make_pod, pod
 from tests.sim.layered_pool import layered
 
@@ -90,14 +90,14 @@ def store_of(*, windows: bool = False) -> LocalStore:
 
 async def answered(engine: AnsweringPod | AnnouncingPod, store: LocalStore) -> bool | None:
     fleet = fleet_of(POD)
-    feed = HitTestFeed(fleet, store, engine.post, lambda _: True, SelfTestTiming())
+    feed = HitTest(fleet, store, engine.post, lambda _: True, SelfTestTiming())
     return await feed.test(fleet.snapshot.pods[0].pod)
 
 
-def feed_of(engine: AnsweringPod, store: LocalStore) -> HitTestFeed:
+def feed_of(engine: AnsweringPod, store: LocalStore) -> HitTest:
     fleet = fleet_of(POD)
     fleet.trust("a", PrefixTrust.TRUSTED, "")
-    return HitTestFeed(fleet, store, engine.post, lambda _: True, SelfTestTiming(retest_s=0.01))
+    return HitTest(fleet, store, engine.post, lambda _: True, SelfTestTiming(retest_s=0.01))
 
 
 def hit_blocks(store: LocalStore, tokens: Sequence[int]) -> int:
@@ -203,13 +203,15 @@ async def test_a_busy_pod_is_tested_again_as_often_as_it_takes(running: Running,
             return await super().post(*request)
 
     engine, store = BusyPod(DROPPED), store_of()
-    async with running(feed_of(engine, store).run()):
+    feed = feed_of(engine, store)
+    async with running(watched(feed.fleet, feed.check)):
         await until(lambda: store.cache_of("a").hits == "full, drops a block")
 
 
 async def test_a_pod_is_tested_again_before_its_hits_count_as_unexplained(running: Running, until: Until) -> None:
     engine, store = AnsweringPod(OTHER), store_of(windows=True)
-    async with running(feed_of(engine, store).run()):
+    feed = feed_of(engine, store)
+    async with running(watched(feed.fleet, feed.check)):
         await until(lambda: "upper bound" in store.cache_of("a").hits)
     assert len(engine.prompts) == 5 * MAX_TESTS
 

@@ -16,10 +16,11 @@ from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConnectFailed
 from router.feeds import probe
-from router.feeds.probe import ProbeFeed
+from router.feeds.probe import PodProbe
 from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodState, PrefixTrust
+from tests.feeds.conftest import watched
 from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
@@ -45,7 +46,7 @@ class Probing:
         self.pod = network["a"]
         self.network = network
         asked = network.fetch
-        self.probes = ProbeFeed(
+        self.probes = PodProbe(
             self.fleet, self.breaker, asked, self._take, Probes(health_interval_s=0.001, health_timeout_s=0.05)
         )
 
@@ -70,7 +71,7 @@ def world(network: Network) -> Probing:
 
 async def test_a_pod_joins_after_it_has_been_described(world: Probing, running: Running, until: Until) -> None:
     """All its paths are fetched, it is described once, and it is READY after that."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         await until(lambda: world.pod.asked["/health"] > 5)
     kv_events = KvEventSource("tcp://a:5557", None)
@@ -88,7 +89,7 @@ async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
     world.pod.refuses = True
     models = world.pod.answers.pop("/v1/models")
     with capture_logs() as logs:
-        async with running(world.probes.run()):
+        async with running(watched(world.fleet, world.probes.check)):
             await until(lambda: world.pod.asked["/health"] > 2)
             world.pod.refuses = False
             world.pod.statuses["/health"] = 503
@@ -112,7 +113,7 @@ async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(
 ) -> None:
     """vLLM checks keys under /v1 only."""
     world.pod.statuses["/v1/models"] = 401
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.fleet.state_reason("a"))
         assert world.is_in(PodState.JOINING)
     reason = "401 Unauthorized from /v1/models; set pods[].auth.bearer_file, or bearer_env, to the engine's API key"
@@ -133,8 +134,8 @@ async def test_a_router_that_can_open_no_connection_ejects_no_pod(
         found: bytes = await world.network.fetch(pod, path, timeout_s)
         return found
 
-    probes = ProbeFeed(world.fleet, world.breaker, fetch, lambda *_: None, Probes(health_interval_s=0.001))
-    async with running(probes.run()):
+    probes = PodProbe(world.fleet, world.breaker, fetch, lambda *_: None, Probes(health_interval_s=0.001))
+    async with running(watched(world.fleet, probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         epoch, local = world.now.epoch, True
         await until(lambda: len(failed) > 5)
@@ -146,7 +147,7 @@ async def test_a_router_that_can_open_no_connection_ejects_no_pod(
 
 async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing, running: Running, until: Until) -> None:
     """The reason ends when the pod is READY again."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.pod.statuses["/health"] = 503
         world.pod.answers.pop("/health")
@@ -160,7 +161,7 @@ async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing, running: 
 
 async def test_only_the_health_path_can_eject_a_pod(world: Probing, running: Running, until: Until) -> None:
     """A pod that should be described again serves until it answers."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         states: list[PodState] = []
         world.fleet.listen(lambda pod, old, new: states.append(new))
@@ -178,7 +179,7 @@ async def test_only_the_health_path_can_eject_a_pod(world: Probing, running: Run
 
 async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing, running: Running, until: Until) -> None:
     """The pod keeps its epoch and trust and is not described again."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.trust("a", PrefixTrust.TRUSTED, "")
         epoch = world.now.epoch
@@ -206,7 +207,7 @@ async def test_probes_that_time_out_do_not_eject_the_last_pod(
 
     world.probes.fetch = fetch
     with capture_logs() as logs:
-        async with running(world.probes.run()):
+        async with running(watched(world.fleet, world.probes.check)):
             await until(lambda: world.is_in(PodState.READY))
             world.pod.hangs.add("/health")
             is_late, asked = True, world.pod.asked["/health"]
@@ -238,7 +239,7 @@ async def test_a_passed_health_check_that_began_before_an_ejection_does_not_read
             world.breaker.probe_failed("a", time.monotonic())
         return b""
 
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.listen(lambda pod, old, new: states.append(new))
         monkeypatch.setattr(world.breaker, "may_probe", counted)
@@ -270,7 +271,7 @@ async def test_a_list_of_adapters_that_was_asked_for_before_a_change_is_dropped(
         return old
 
     world.pod.answers["/v1/models"] = models
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: len(asked) > 4)
     assert asked[2:5] == [before, after, after]
 
@@ -283,7 +284,7 @@ async def test_single_failed_probes_do_not_eject(world: Probing, running: Runnin
             raise httpx.ReadError("cut", request=request)
         return b""
 
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         states: list[PodState] = []
         world.fleet.listen(lambda pod, old, new: states.append(new))
@@ -302,7 +303,7 @@ async def test_a_description_of_an_earlier_epoch_is_dropped(world: Probing, runn
         return b'{"data": [{"id": "former"}]}'
 
     world.pod.answers["/v1/models"] = models
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
     assert [(epoch, facts.models) for epoch, _, facts in world.described] == [(world.now.epoch, ("m",))]
 
@@ -311,7 +312,7 @@ async def test_a_port_that_refused_connections_belongs_to_a_new_process(
     world: Probing, running: Running, until: Until
 ) -> None:
     """New epoch, described again, READY only then."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.trust("a", PrefixTrust.TRUSTED, "")
         world.pod.refuses = True
@@ -328,7 +329,7 @@ async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(
     world: Probing, running: Running, until: Until
 ) -> None:
     """The pod is described again only before it is admitted again."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.restarted("a")
         asked = world.pod.asked["/health"]
@@ -341,7 +342,7 @@ async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(
 
 async def test_another_process_under_the_same_id_is_described(world: Probing, running: Running, until: Until) -> None:
     """Discovery assigned the id to another URL between two probes."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.sync([make_pod("a", url="http://a/other")])
         world.pod.answers |= {f"/other{path}": answer for path, answer in WELL.items()}
@@ -356,7 +357,7 @@ async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
     network["a"].answers |= WELL
     network["b"].answers |= WELL
     world = Probing(network, make_pod("a"), backoff_s=(1e9, 1e9), failures_to_eject=1)
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.breaker.probe_failed("a", time.monotonic())
         asked = world.pod.asked["/health"]
@@ -370,7 +371,7 @@ async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
 
 async def test_a_drained_pod_returns_through_a_probe(world: Probing, running: Running, until: Until) -> None:
     """Probes do not end the drain; after an undrain the next probe makes it READY."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.event("a", PodEvent.DRAIN)
         asked = world.pod.asked["/health"]
@@ -398,7 +399,7 @@ async def test_a_healthy_pod_that_reports_a_fault_is_drained_until_it_has_none(
     status: str, world: Probing, running: Running, until: Until
 ) -> None:
     world.pod.answers[FAULTS] = faults("healthy")
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.pod.answers[FAULTS] = faults(status)
         await until(lambda: world.is_in(PodState.DRAINING))
@@ -414,7 +415,7 @@ async def test_a_healthy_pod_that_reports_a_fault_is_drained_until_it_has_none(
 
 async def test_a_pod_with_a_fault_does_not_join(world: Probing, running: Running, until: Until) -> None:
     world.pod.answers[FAULTS] = faults("unhealthy")
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.pod.asked[FAULTS] > 3)
         assert world.is_in(PodState.DRAINING)
 
@@ -424,7 +425,7 @@ async def test_the_end_of_an_operators_drain_does_not_admit_a_pod_with_a_fault(
 ) -> None:
     """Its rack was drained meanwhile, and the rack's drain has ended."""
     world.pod.answers[FAULTS] = faults("dead")
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.DRAINING))
         world.fleet.event("a", PodEvent.DRAIN)
         world.fleet.event("a", PodEvent.UNDRAIN)
@@ -437,7 +438,7 @@ async def test_a_pod_that_an_operator_has_drained_stays_drained_after_a_fault(
     world: Probing, running: Running, until: Until
 ) -> None:
     world.pod.answers[FAULTS] = faults("healthy")
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
         world.fleet.event("a", PodEvent.DRAIN)
         for answer in (faults("dead"), faults("healthy")):
@@ -451,7 +452,7 @@ async def test_a_pod_that_reports_no_faults_is_asked_for_them_once(
     world: Probing, running: Running, until: Until
 ) -> None:
     """Most engines run without `--enable-fault-tolerance`."""
-    async with running(world.probes.run()):
+    async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.pod.asked["/health"] > 5)
     assert world.is_in(PodState.READY) and world.pod.asked[FAULTS] == 1
 

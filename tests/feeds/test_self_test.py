@@ -17,22 +17,22 @@ from structlog.testing import capture_logs
 
 from router.apis.anthropic_messages import messages_probes
 from router.apis.api import PROBE_BLOCKS
-from router.feeds.probe_bodies import probes
 from router.feeds.self_test import (
     Parity,
-    ParityFeed,
     ParityReport,
-    ProbeReader,
+    SelfTest,
     SelfTestTiming,
     compare_hashes,
     compare_tokens,
     expected_blocks,
+    probes,
 )
 from router.fleet.fleet import PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
 from tests.examples import examples
+from tests.feeds.conftest import watched
 from tests.policy.scenes import fleet_of, make_pod
 
 TOKENS = list(range(100, 200))
@@ -183,11 +183,11 @@ class SelfTestWorld:
         self.bodies: list[dict[str, Any]] = []
         self.reads: list[Endpoint] = []
         self.messages: list[dict[str, Any]] = []
-        self.feed = ParityFeed(
+        self.feed = SelfTest(
             self.fleet,
             self.store,
             network.post,
-            ProbeReader(self.fingerprint),
+            self.fingerprint,
             lambda pod_id: self.publishes,
             SelfTestTiming(0.001, 0.05, events_timeout_s),
         )
@@ -364,7 +364,7 @@ async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld, run
     """It serves meanwhile. `MatchingLog` names the difference."""
     world.engine_tokens = lambda body: [1, *tokens_of(body)]
     with capture_logs() as logs:
-        async with running(world.feed.run()):
+        async with running(watched(world.fleet, *world.feed.checks)):
             await until(lambda: len(world.bodies) > 2)
             assert world.now.trust is PrefixTrust.MISMATCH
             assert world.fleet.snapshot.pods[0].state is PodState.READY
@@ -387,7 +387,7 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
     """It is repeated while it fails, and chats stay trusted. Tokens are counted by the same conversion."""
     world.message_tokens = lambda body: [1, *tokens_of(body)]
     with capture_logs() as logs:
-        async with running(world.feed.run()):
+        async with running(watched(world.fleet, *world.feed.checks)):
             await until(lambda: len(world.messages) > 2)
             assert world.now.reads_alike(Endpoint.CHAT)
             assert not world.now.reads_alike(Endpoint.MESSAGES)
@@ -409,7 +409,7 @@ async def test_tools_are_tested_where_the_engine_reads_chats_in_its_own_way(
     world = SelfTestWorld(network, make_pod("a", engine="sglang"))
     world.engine_tokens = lambda body: [1, *tokens_of(body)] if "tools" in body else tokens_of(body)
     with capture_logs() as logs:
-        async with running(world.feed.run()):
+        async with running(watched(world.fleet, *world.feed.checks)):
             await until(lambda: len(world.bodies) > 2)
             assert world.now.reads_alike(Endpoint.CHAT)
             assert Endpoint.CHAT not in world.now.converts
@@ -439,7 +439,7 @@ async def test_pictures_are_trusted_after_a_test_of_their_own(
 ) -> None:
     """Two requests. It is repeated after a restart, and chats stay trusted without it."""
     world.reads_pictures = True
-    async with running(world.feed.run()):
+    async with running(watched(world.fleet, *world.feed.checks)):
         await until(lambda: world.now.reads_pictures)
         assert ["image_url" in str(body) for body in world.bodies] == [False, True, True]
         world.engine_tokens = lambda body: [*([1] if "image_url" in str(body) else []), *tokens_of(body)]
@@ -465,7 +465,7 @@ async def test_a_failed_request_with_a_picture_is_repeated(
 
     world.engine.answers[CHAT] = generate
     world.publishes = False
-    async with running(world.feed.run()):
+    async with running(watched(world.fleet, *world.feed.checks)):
         await until(lambda: world.now.reads_pictures)
     assert len(failed) == 2
 
@@ -485,7 +485,7 @@ async def test_only_ready_pods_are_tested_and_restarted_ones_again(
 ) -> None:
     """A restart resets the trust."""
     world.fleet.event("a", PodEvent.EJECT)
-    async with running(world.feed.run()):
+    async with running(watched(world.fleet, *world.feed.checks)):
         turns = iter(range(20))
         await until(lambda: next(turns) == 19)
         assert world.bodies == []
@@ -507,7 +507,7 @@ async def test_a_result_of_an_earlier_epoch_is_dropped(world: SelfTestWorld, run
         return answer
 
     world.engine.answers[CHAT] = generate
-    async with running(world.feed.run()):
+    async with running(watched(world.fleet, *world.feed.checks)):
         await until(lambda: world.fleet.trust_reason("a"))
     assert world.now.trust is PrefixTrust.UNTESTED
     assert "probe request failed" in world.fleet.trust_reason("a")

@@ -1,23 +1,15 @@
-"""Feeds restart after errors; each pod has a task of its own."""
+"""Feeds restart after errors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.supervise import FIRST_WAIT_S, MAX_WAIT_S, STEADY_S, each_pod, pause, supervise
-from router.fleet.fleet import Fleet, PodEvent
-from tests.policy.scenes import make_pod
+from router.feeds.supervise import FIRST_WAIT_S, MAX_WAIT_S, STEADY_S, pause, supervise
 
 pytestmark = pytest.mark.anyio
-
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 class StopTest(BaseException):
@@ -114,71 +106,6 @@ async def test_cancellation_passes_through() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert (starts, logs) == (1, [])
-
-
-class RunningTasks:
-    """Who is tasks at the moment, and how often each had changed."""
-
-    def __init__(self) -> None:
-        self.pods: set[str] = set()
-        self.changes: list[str] = []
-
-    async def run(self, pod_id: str, changed: asyncio.Event) -> None:
-        self.pods.add(pod_id)
-        try:
-            while True:
-                await changed.wait()
-                changed.clear()
-                self.changes.append(pod_id)
-        finally:
-            self.pods.discard(pod_id)
-
-
-async def test_each_pod_has_a_task_while_it_exists(running: Running, until: Until) -> None:
-    """Pods that exist at the start and pods that join later; the task of a removed pod ends."""
-    fleet, tasks = Fleet(), RunningTasks()
-    fleet.sync([make_pod("a")])
-    async with running(each_pod("x", fleet, tasks.run)):
-        await until(lambda: tasks.pods == {"a"})
-        fleet.sync([make_pod("a"), make_pod("b")])
-        await until(lambda: tasks.pods == {"a", "b"})
-        fleet.sync([make_pod("b")])
-        await until(lambda: tasks.pods == {"b"})
-
-
-async def test_a_task_is_notified_of_changes_of_its_own_pod(running: Running, until: Until) -> None:
-    """Changes of state and of epoch; not of another pod."""
-    fleet, tasks = Fleet(), RunningTasks()
-    fleet.sync([make_pod("a"), make_pod("b")])
-    async with running(each_pod("x", fleet, tasks.run)):
-        await until(lambda: len(tasks.pods) == 2)
-        fleet.event("a", PodEvent.PROBE_OK)
-        await until(lambda: tasks.changes == ["a"])
-        fleet.restarted("b")
-        await until(lambda: tasks.changes == ["a", "b"])
-
-
-async def test_a_pod_that_returns_gets_a_new_task(running: Running, until: Until) -> None:
-    """Nothing of the first task is left."""
-    fleet, tasks = Fleet(), RunningTasks()
-    fleet.sync([make_pod("a")])
-    async with running(each_pod("x", fleet, tasks.run)):
-        await until(lambda: tasks.pods == {"a"})
-        fleet.sync([])
-        await until(lambda: tasks.pods == set())
-        fleet.sync([make_pod("a")])
-        await until(lambda: tasks.pods == {"a"})
-        assert tasks.changes == []
-
-
-async def test_cancellation_ends_all_tasks_and_the_listener(running: Running, until: Until) -> None:
-    """No task and no listener is left."""
-    fleet, tasks = Fleet(), RunningTasks()
-    fleet.sync([make_pod("a"), make_pod("b")])
-    before = asyncio.all_tasks()
-    async with running(each_pod("x", fleet, tasks.run)):
-        await until(lambda: len(tasks.pods) == 2)
-    assert (tasks.pods, asyncio.all_tasks(), fleet._listeners) == (set(), before, [])
 
 
 async def test_a_pause_ends_early_when_the_pod_changes() -> None:

@@ -18,8 +18,7 @@ from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
-from router.prompt.content_format import ContentFormat
-from router.prompt.conversation import Unrenderable
+from router.prompt.conversation import ContentFormat, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer

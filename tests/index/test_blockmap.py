@@ -17,7 +17,7 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import PIECE_BLOCKS, split_events
 from router.index.holder_blocks import SHARDS
-from router.index.table import SCATTER
+from router.index.masks import SCATTER
 from router.types import (
     BlocksByTier,
     BlocksCleared,

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.masks import MIN_ROWS, HolderMasks
-from router.index.table import SCATTER
+from router.index.masks import MIN_ROWS, SCATTER, HolderMasks
 from router.types import BlocksByTier, PodId, Tier
 
 PROMPT = [10, 11, 12, 13, 14]

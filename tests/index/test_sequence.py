@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.sequence import StreamPosition, Verdict
+from router.feeds.kv_zmq import StreamPosition, Verdict
 
 APPLY, DUPLICATE, GAP, RESTART = Verdict.APPLY, Verdict.DUPLICATE, Verdict.GAP, Verdict.RESTART
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.index.table import MAX_LOAD, SCATTER, BlockTable, as_hashes
+from router.index.masks import MAX_LOAD, SCATTER, BlockTable, as_hashes
 from router.types import BlockHash
 from tests.examples import examples
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from loadtest.fleets.load_figures import Objective
-from loadtest.fleets.record import Record, Row, Run, record_of
+from loadtest.fleets.record import Objective, Record, Row, Run, record_of
 
 MakeRecord = Callable[..., Record]
 

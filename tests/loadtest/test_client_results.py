@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from loadtest.fleets.clients import (
     CLIENTS,
-    ClientError,
-    ClientJob,
     aiperf_rows,
-    cache_tokenizer,
     guidellm_rows,
     vllm_rows,
-)
-
-JOB = ClientJob(
-    url="http://127.0.0.1:8080",
-    model="demo",
-    tokenizer=Path("/tokenizer"),
-    requests=2,
-    rate_per_s=4.0,
-    prompt_tokens=600,
-    prefix_tokens=512,
-    prefixes=5,
-    output_tokens=32,
-    trace=None,
-    speedup=2.0,
 )
 
 
@@ -65,29 +44,6 @@ def test_a_failed_aiperf_request_has_its_error_and_no_metrics() -> None:
     assert row.prompt_tokens == 0
 
 
-def test_aiperf_needs_a_trace_and_gets_the_requested_lines(tmp_path: Path) -> None:
-    """With the tokenizer in huggingface_hub's cache layout, because its workers are offline and accept no path."""
-    with pytest.raises(ClientError, match="--trace"):
-        CLIENTS["aiperf"].arguments(JOB, tmp_path)
-    trace, tokenizer = tmp_path / "whole.jsonl", tmp_path / "tokenizer"
-    trace.write_text("{}\n{}\n{}\n")
-    tokenizer.mkdir()
-    (tokenizer / "tokenizer.json").write_text("{}")
-    arguments = CLIENTS["aiperf"].arguments(replace(JOB, trace=trace, tokenizer=tokenizer), tmp_path)
-    assert (tmp_path / "trace.jsonl").read_text() == "{}\n{}\n"
-    assert arguments[arguments.index("--synthesis-speedup-ratio") + 1] == "2"
-    assert arguments[arguments.index("--tokenizer") + 1] == "local/tokenizer"
-
-
-def test_a_tokenizer_is_placed_in_the_huggingface_hub_cache(tmp_path: Path) -> None:
-    """models--OWNER--NAME, a snapshot, and a reference to it."""
-    (tmp_path / "tokenizer.json").write_text("{}")
-    cache_tokenizer(tmp_path, tmp_path / "hub")
-    place = tmp_path / "hub" / "models--local--tokenizer"
-    revision = (place / "refs" / "main").read_text()
-    assert (place / "snapshots" / revision / "tokenizer.json").read_text() == "{}"
-
-
 def test_vllm_columns_become_rows_ordered_by_start() -> None:
     """Seconds become milliseconds; a failed request has no first token."""
     saved = {
@@ -102,12 +58,6 @@ def test_vllm_columns_become_rows_ordered_by_start() -> None:
     assert (first.due_s, first.ttft_ms, first.error) == (0.0, None, "Service Unavailable")
     assert (second.due_s, second.ttft_ms, second.e2e_ms, second.output_tokens) == (1.0, 50.0, 300.0, 16)
     assert not CLIENTS["vllm"].reports_cached
-
-
-def test_the_vllm_suffix_is_the_prompt_without_the_prefix(tmp_path: Path) -> None:
-    """600 tokens, 512 of them shared."""
-    arguments = CLIENTS["vllm"].arguments(JOB, tmp_path)
-    assert arguments[arguments.index("--prefix-repetition-suffix-len") + 1] == "88"
 
 
 def guidellm_request(start_s: float, delay_s: float) -> dict[str, Any]:

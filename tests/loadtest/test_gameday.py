@@ -7,9 +7,18 @@ from dataclasses import replace
 import pytest
 
 from helm.monitoring.alerts import ALERTS
-from loadtest.faults.gameday_findings import WINDOW_S, Finding, p99_doubled_s, table, ttft_p99_s
-from loadtest.faults.gameday_incidents import INCIDENTS
-from loadtest.faults.gameday_watch import RULES, Sightings, scaled_rules, seconds_of
+from loadtest.faults.gameday import (
+    INCIDENTS,
+    RULES,
+    WINDOW_S,
+    Finding,
+    Sightings,
+    p99_doubled_s,
+    scaled_rules,
+    seconds_of,
+    table,
+    ttft_p99_s,
+)
 from loadtest.traffic.load_driver import RequestResult
 
 FOUND = Finding(

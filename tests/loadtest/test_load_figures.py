@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest.fleets.load_figures import Objective, load_figures, tpot_ms
+from loadtest.fleets.record import Objective, load_figures, tpot_ms
 from loadtest.traffic.load_driver import DriveResults, RequestResult
 
 

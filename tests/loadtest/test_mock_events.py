@@ -7,23 +7,15 @@ from random import Random
 from loadtest.bench.bodies import PREFIXES, SourceText, pack, warm_chats
 from loadtest.bench.mock_events import (
     BLOCK_TOKENS,
-    MAX_TURNS,
     TURN_BLOCKS,
     PodBlocks,
     conversations,
-    shared_tokens,
     unpack_bodies,
 )
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from router.types import BlocksRemoved, BlocksStored
+from router.types import BlocksStored
 
 HELD = [BlocksStored(block_hashes=(1, 2), tokens=tuple(range(32)), block_size_tokens=BLOCK_TOKENS)]
-
-
-def test_a_shared_prefix_ends_with_a_whole_block() -> None:
-    one, other = [*range(40), 1], [*range(40), 2]
-    assert shared_tokens(one, other) == list(range(32))
-    assert shared_tokens(one, one) == list(range(32))
 
 
 def test_each_conversation_is_announced_without_its_last_message() -> None:
@@ -45,12 +37,3 @@ def test_each_request_stores_a_turn_after_a_conversation() -> None:
     assert first.parent_hash == second.parent_hash == 2
     assert not set(first.block_hashes) & set(second.block_hashes)
     assert len(first.tokens) == TURN_BLOCKS * BLOCK_TOKENS
-
-
-def test_a_full_pod_removes_its_oldest_turn() -> None:
-    pod = PodBlocks(HELD, Random(1))
-    first, *_ = pod.step(MAX_TURNS)
-    stored, removed = pod.step(MAX_TURNS + 1)
-    assert isinstance(first, BlocksStored)
-    assert isinstance(stored, BlocksStored)
-    assert removed == BlocksRemoved(block_hashes=first.block_hashes)

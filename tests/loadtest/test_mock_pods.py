@@ -14,8 +14,7 @@ import pytest
 from loadtest.bench.hotpath import CHUNKS, TOKEN
 from loadtest.bench.rig import BENCH, Mocks, build, mocks
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from router.feeds.continuation_test import ContinuationTestFeed
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import ContinuationTest, SelfTestTiming
 from router.request.continuation.answer_words import answer_words
 from router.types import Endpoint, Pod
 from tests.policy.scenes import fleet_of, make_pod
@@ -74,7 +73,7 @@ async def test_the_mocks_of_continued_streams_pass_the_routers_test_of_continuat
     async def ask(_: Pod, path: str, body: Mapping[str, Any], _timeout_s: float) -> bytes:
         return await post(pods, path, body)
 
-    feed = ContinuationTestFeed(fleet, ask, lambda _: words, SelfTestTiming(30.0))
+    feed = ContinuationTest(fleet, ask, lambda _: words, SelfTestTiming(30.0))
     assert await feed.test(fleet.snapshot.pods[0].pod)
     assert fleet.snapshot.pods[0].pod.continues == {Endpoint.CHAT, Endpoint.COMPLETIONS}
     assert b"token_ids" not in await post(pods, Endpoint.CHAT, CHAT)

@@ -1,4 +1,4 @@
-"""A file that cannot be written, and plots that cannot be drawn, end a load test before it starts."""
+"""Every script starts. A file that cannot be written, and plots that cannot be drawn, end it before it measures."""
 
 from __future__ import annotations
 
@@ -14,31 +14,34 @@ from typer.testing import CliRunner
 ROOT = Path(__file__).parents[2]
 WRITTEN = ("out", "report", "plot")
 SCRIPTS = [
-    str(path.relative_to(ROOT).with_suffix("")).replace("/", ".")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "loadtest").rglob("*.py"))
-    if path.parent.name != "commands" and 'help="Write ' in path.read_text(encoding="utf-8")
+    if "typer.run(main)" in path.read_text(encoding="utf-8")
 ]
+"""Scripts with options."""
 
 
-def output_of(script: str, *arguments: object) -> str:
-    """What a script prints that ends with exit code 2."""
+def started(script: str, *arguments: object) -> tuple[int, str]:
+    """Exit code and output."""
     app = typer.Typer(add_completion=False)
     app.command()(import_module(script).main)
     ended = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)])
-    assert ended.exit_code == 2
-    return ended.output
+    return ended.exit_code, ended.output
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_file_in_a_missing_folder_is_refused_at_once(script: str, tmp_path: Path) -> None:
-    """Each option of each script that writes a file."""
-    names = [name for name in inspect.signature(import_module(script).main).parameters if name in WRITTEN]
-    assert names
-    for name in names:
-        assert "cannot be written" in output_of(script, f"--{name}", tmp_path / "missing" / "file")
+def test_a_script_starts_and_refuses_files_that_it_cannot_write(script: str, tmp_path: Path) -> None:
+    """Each option of each script that writes a file, at once."""
+    assert started(script, "--help")[0] == 0
+    main = import_module(script).main
+    for name in inspect.signature(main).parameters:
+        if name in WRITTEN and 'help="Write ' in inspect.getsource(main):
+            code, output = started(script, f"--{name}", tmp_path / "missing" / "file")
+            assert code == 2 and "cannot be written" in output
 
 
 def test_a_report_without_matplotlib_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the package to install."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install matplotlib" in output_of("loadtest.fleets.run", "chatbot", "--report", tmp_path / "page.html")
+    code, output = started("loadtest.fleets.run", "chatbot", "--report", tmp_path / "page.html")
+    assert code == 2 and "pip install matplotlib" in output

@@ -33,11 +33,6 @@ def test_prompts_have_the_recorded_lengths_and_share_the_recorded_blocks() -> No
     assert one[2 * BLOCK : 2 * BLOCK + 8] != two[2 * BLOCK : 2 * BLOCK + 8]
 
 
-def test_a_prompt_without_a_whole_block_has_a_text() -> None:
-    """The text is as long as the prompt."""
-    assert len(mock_tokenizer().encode(AgentProse(BLOCK).prompt(request(30)))) == 30
-
-
 def test_a_session_ends_before_the_first_request_that_fits_no_pod() -> None:
     """Prompt and answer together."""
     requests = [request(100, 1), request(196, 1, 2, 3), request(64, 1)]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from loadtest.commands.mock_engine_command import mock_tokenizer
-from loadtest.fleets.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace, read_trace
+from loadtest.fleets.replay_trace import TraceProse, TraceRequest, due_times_s, ideal_of_trace
 
 
 def request(tokens: int, *blocks: int, at_ms: float = 0.0) -> TraceRequest:
@@ -36,11 +33,3 @@ def test_arrivals_keep_the_traces_gaps_and_jitter_stays_within_its_bound() -> No
     jittered = due_times_s(trace, 2.0, 3.0)
     assert all(0 <= late - due <= 1.5 for late, due in zip(jittered, [0.0, 0.0, 3.0], strict=True))
     assert jittered[0] != jittered[1]
-
-
-def test_only_the_asked_number_of_lines_is_read(tmp_path: Path) -> None:
-    """One JSON object per line."""
-    line = {"timestamp": 1, "input_length": 600, "output_length": 2, "hash_ids": [0, 1]}
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join([json.dumps(line)] * 3))
-    assert read_trace(path, 2) == [TraceRequest(1, 600, 2, [0, 1])] * 2

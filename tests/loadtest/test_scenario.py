@@ -65,25 +65,12 @@ def test_a_mistake_names_file_line_and_key(tmp_path: Path, wrong: str, line: int
     assert complaint in str(error.value)
 
 
-def test_the_error_for_an_unknown_scenario_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="chatbot"):
-        load_scenario("chatbott")
-
-
 def test_another_rate_has_the_same_sessions_at_other_times(tmp_path: Path) -> None:
     """Rates are compared on the same sessions: only their start differs."""
     slow, quick = small(tmp_path).drawn(), small(tmp_path).at(rate_per_s=50).drawn()
     assert len(quick) > 2 * len(slow)
     assert [one.turns for one in slow] == [one.turns for one in quick[: len(slow)]]
     assert [one.start_s for one in slow] != [one.start_s for one in quick[: len(slow)]]
-
-
-def test_duration_and_seed_can_be_overridden(tmp_path: Path) -> None:
-    """Other values stay as in the file."""
-    scenario = small(tmp_path)
-    assert scenario.at() == scenario
-    assert scenario.at(duration_s=9).duration_s == 9
-    assert scenario.at(seed=2).drawn() != scenario.drawn()
 
 
 arrivals: st.SearchStrategy[Arrivals] = st.one_of(

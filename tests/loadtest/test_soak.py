@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.bench.bodies import MARKER
-from loadtest.faults.soak import Asker, Bodies, RequestEnd, Sample, SoakResult, connected, growth, left_behind, results
+from loadtest.faults.soak import RequestEnd, Sample, SoakResult, connected, growth, left_behind, results
 
 METRICS = """
 warmroute_in_flight_requests 2.0
@@ -65,69 +62,3 @@ def test_a_run_is_clean_if_nothing_failed_and_nothing_is_left(
     """Clients that left are not failures."""
     counted = Counter({end.value: count for end, count in ends.items()})
     assert SoakResult(6, counted, left_behind={"gauge": left}).clean is clean
-
-
-def test_every_request_is_unique() -> None:
-    """Its marker is replaced by its number, and the content length is set."""
-    bodies = Bodies([b"{streamed %b}" % MARKER.encode()], [b"{whole %b}" % MARKER.encode()])
-    first, second = bodies.request(1, stream=True), bodies.request(2, stream=True)
-    assert first != second
-    assert first.endswith(b"content-length: 27\r\n\r\n{streamed 0000000000000001}")
-    assert b"{whole " in bodies.request(1, stream=False)
-
-
-ANSWERS = {
-    b"whole": b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
-    b"streamed": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
-    b"endless": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n2\r\nok\r\n",
-    b"refused": b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n",
-    b"silent": b"",
-}
-
-
-@pytest.fixture
-async def asker() -> AsyncIterator[Asker]:
-    """A connection to a server that responds to known words and disconnects on others."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (word := await reader.read(100)) in ANSWERS:
-            writer.write(ANSWERS[word])
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        _, one = await asyncio.get_running_loop().create_connection(Asker, "127.0.0.1", port)
-        yield one
-        one.close()
-
-
-@pytest.mark.net
-@pytest.mark.anyio
-async def test_one_connection_serves_several_requests(asker: Asker) -> None:
-    """Streamed or not, until the router disconnects."""
-    asked = [await asker.ask(word) for word in (b"whole", b"streamed", b"refused", b"whole", b"unknown")]
-    assert asked == [
-        RequestEnd.ANSWERED,
-        RequestEnd.ANSWERED,
-        RequestEnd.REFUSED,
-        RequestEnd.ANSWERED,
-        RequestEnd.ROUTER_HUNG_UP,
-    ]
-    assert asker.lost
-
-
-@pytest.mark.net
-@pytest.mark.anyio
-async def test_a_client_leaves_at_once_or_in_mid_stream(asker: Asker) -> None:
-    """Without waiting for a response; the connection is unusable afterwards."""
-    assert await asker.ask(b"silent", leave_after_s=0.0) is RequestEnd.LEFT_AT_ONCE
-    assert asker.lost
-
-
-@pytest.mark.net
-@pytest.mark.anyio
-async def test_a_client_leaves_after_a_number_of_pieces(asker: Asker) -> None:
-    """The rest of the stream is not awaited."""
-    assert await asker.ask(b"endless", leave_after_pieces=2) is RequestEnd.LEFT_MID_STREAM
-    assert asker.lost

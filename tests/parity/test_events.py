@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from router.feeds.kv_zmq import StreamPosition, Verdict
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import parse_frames
-from router.index.sequence import StreamPosition, Verdict
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PodId, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jinja2 import Environment
 
-from router.prompt.content_format import detect_content_format
+from router.prompt.template import detect_content_format
 
 LOOP = "{% for message in messages %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endfor %}"
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
-from router.prompt.cuts import GROWTH, HEADS_TRIED, SEARCHED, SHORTEST_PIECE, Cuts, find_cuts
 from router.prompt.samples import TEXTS
+from router.prompt.segments import GROWTH, HEADS_TRIED, SEARCHED, SHORTEST_PIECE, Cuts, find_cuts
 from router.prompt.tokenizer import Tokenizer
 from tests.examples import examples
 

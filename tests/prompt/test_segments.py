@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.errors import MalformedRequest
 from router.hashing import token_array
-from router.prompt.cuts import SHORTEST_PIECE
 from router.prompt.samples import TEXTS
-from router.prompt.segments import Segment, SegmentCache
+from router.prompt.segments import SHORTEST_PIECE, Segment, SegmentCache
 from router.prompt.tokenizer import Tokenizer
 from tests.examples import examples
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from router.prompt.completion import count_tokens, only_text
 from router.prompt.conversation import Unrenderable
-from router.prompt.texts import count_tokens, only_text
 
 
 def words(texts: Sequence[str]) -> list[int]:

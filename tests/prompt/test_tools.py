@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from router.errors import MalformedRequest
-from router.prompt.tools import developer_tools, normal_tool_call, normal_tools
+from router.prompt.conversation import developer_tools, normal_tool_call, normal_tools
 
 
 def order(value: Any) -> str:

@@ -38,10 +38,10 @@ from router.frontends.prompt_readers import (
     Rests,
 )
 from router.prompt.apis.sglang_chat import SglangChat
+from router.prompt.completion import MAX_TEXT_BYTES
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.prompt.texts import MAX_TEXT_BYTES
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
 from tests.proxy.pods import LONGER_S

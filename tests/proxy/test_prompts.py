@@ -18,7 +18,7 @@ from router.frontends.http.upstream import UpstreamPool
 from router.frontends.prompt_readers import EnginePromptReader, FleetLookups, LocalPromptReader
 from router.frontends.prompts import MAX_RUNTIME_MODELS, Prompts
 from router.observe.metrics import Metrics
-from router.prompt.cuts import find_cuts
+from router.prompt.segments import find_cuts
 from router.prompt.tokenizer import Tokenizer
 from router.types import Pod
 

@@ -14,9 +14,8 @@ import redis
 
 from loadtest.mock_engine.event_publisher import encode_batch
 from router.config.index_schema import Publish
-from router.feeds.hit_test import HitTestFeed
 from router.feeds.kv_redis import IndexFeed
-from router.feeds.self_test import SelfTestTiming
+from router.feeds.self_test import HitTest, SelfTestTiming
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.cluster import ClusterIndex
@@ -202,7 +201,7 @@ async def test_what_a_test_shows_of_a_pod_counts_where_only_a_publisher_reads_it
     publish(served(pod, world.sent[0].prompt, [1])[1])
     rule = hits.partition(",")[0]
     await until(lambda: router.cache_of(POD).announced_rule and router.cache_of(POD).hits == f"{rule}, by events")
-    feed = HitTestFeed(fleet, router, post, lambda _: True, SelfTestTiming())
+    feed = HitTest(fleet, router, post, lambda _: True, SelfTestTiming())
     assert await feed.test(fleet.snapshot.pods[0].pod)
     assert router.cache_of(POD).hits == hits
     for sent, step in zip(world.sent[1:], session["steps"][1:], strict=True):

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from router.guards import short_float
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.harmony import Harmony
-from router.prompt.json_floats import short_float
 from router.prompt.template import ChatTemplate
 
 

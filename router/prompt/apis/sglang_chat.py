@@ -13,18 +13,18 @@ from typing import Any
 import msgspec
 
 from router.prompt.apis.conversion import Conversion, Decoder, not_converted
-from router.prompt.content_format import detect_sglang_format
 from router.prompt.conversation import (
     MAX_ARGUMENTS_CHARACTERS,
     ChatMessage,
     TemplateMessages,
     UnreadReason,
     Unrenderable,
+    argument_characters,
     plain_messages,
     with_decoded_messages,
 )
 from router.prompt.media import media_parts
-from router.prompt.tools import argument_characters
+from router.prompt.template import detect_sglang_format
 
 _ROLES = frozenset({"system", "assistant", "tool", "function", "developer", "latest_reminder", "root"})
 _OPTIONAL = ("tool_call_id", "name", "reasoning_content")

@@ -1,6 +1,6 @@
 """An optional shortcut for growing chats: only the new messages are rendered, encoded and hashed.
 
-`skeleton.py` does without the template where messages have only roles and texts; `short_chats.py` renders the end of
+`reader.py` does without the template where messages have only roles and texts; `short_chats.py` renders the end of
 any other chat.
 
 `IncrementalReader` is the only entrance and `fingerprint.py` its only user. `index.incremental_prompts: false` turns it

@@ -21,8 +21,8 @@ import msgspec
 import xxhash
 
 from router.errors import MalformedRequest
+from router.guards import short_float
 from router.prompt.conversation import BILLING_HEADER, Unrenderable, with_decoded_messages
-from router.prompt.json_floats import short_float
 from router.prompt.pending import CachedPrefix, Raw
 
 FIRST_MESSAGES = 2

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 
 from loadtest.commands.child_processes import FleetPlan
 from loadtest.peers import catalog
-from loadtest.peers.catalog import PEERS, LaunchPlan, Pod, all_workers_healthy, nginx_conf, responds
+from loadtest.peers.catalog import PEERS, LaunchPlan, Pod
 
 PODS = [Pod(f"http://127.0.0.1:{9000 + n}", f"tcp://127.0.0.1:{n}", f"tcp://127.0.0.1:{100 + n}") for n in range(2)]
 
@@ -46,37 +45,9 @@ def test_the_kv_aware_router_gets_the_event_sockets_of_each_pod(place: LaunchPla
     assert "http://127.0.0.1:9001=tcp://127.0.0.1:101" in command
 
 
-def test_nginx_uses_the_given_directive_and_does_not_buffer(place: LaunchPlan) -> None:
-    """Round robin needs no directive."""
-    assert "least_conn;" in nginx_conf("least_conn;", place)
-    assert "least_conn" not in nginx_conf("", place)
-    assert "proxy_buffering off;" in nginx_conf("", place)
-
-
 def test_our_router_gets_its_policy_and_pods(place: LaunchPlan) -> None:
     """One file, one option."""
     command = PEERS["warmroute-ring"].command(place)
     config = json.loads(Path(command[command.index("--config") + 1]).read_text())
     assert command[command.index("--policy") + 1] == "ring_bounded_load"
     assert [pod["url"] for pod in config["pods"]] == [pod.url for pod in PODS]
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "ready"),
-    [(200, {"healthy_workers": 2}, True), (200, {"healthy_workers": 1}, False), (503, {"healthy_workers": 2}, False)],
-)
-@pytest.mark.anyio
-async def test_a_gateway_is_ready_when_all_workers_are_healthy(status: int, body: dict[str, int], ready: bool) -> None:
-    """They respond before they have their workers."""
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=body))
-    async with httpx.AsyncClient(base_url="http://peer", transport=transport) as client:
-        assert await all_workers_healthy(client, 2) is ready
-
-
-@pytest.mark.parametrize(("status", "ready"), [(200, True), (404, True), (502, False)])
-@pytest.mark.anyio
-async def test_a_proxy_without_health_checks_is_ready_when_it_responds(status: int, ready: bool) -> None:
-    """A 404 of the pod shows that it forwards."""
-    transport = httpx.MockTransport(lambda _: httpx.Response(status))
-    async with httpx.AsyncClient(base_url="http://peer", transport=transport) as client:
-        assert await responds(client, 2) is ready

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from loadtest.peers.figures import PodTokens, Round, cached_share, cells, imbalance, markdown, table, titles
+from loadtest.peers.figures import PodTokens, Round, cached_share, cells, imbalance, titles
 
 METRICS = """\
 # TYPE vllm:prompt_tokens_total counter
@@ -36,21 +34,9 @@ def one(cached: float = 0.5, ideal: float = 0.8, p50_ms: float = 50.0, cpu_ms: f
 TITLES = titles({"ours": [one()]})
 
 
-def test_where_sessions_stay_is_shown_where_it_is_known() -> None:
-    """Only closed-loop agents measure it."""
-    rounds = {"ours": [replace(one(), sticky_share=0.75)]}
-    assert "stays" not in TITLES
-    assert cells(rounds, "{}")[0][titles(rounds).index("stays")] == "75.0%"
-
-
 def test_a_pods_tokens_are_summed_over_its_ranks() -> None:
     """Cache queries are not prompt tokens; values may have an exponent."""
     assert PodTokens.of_metrics(METRICS) == PodTokens(prompt=1000, cached=400, output=50)
-
-
-def test_a_pod_without_counters_has_zero_tokens() -> None:
-    """A fresh engine may not export them."""
-    assert PodTokens.of_metrics("# nothing yet\n") == PodTokens(0, 0, 0)
 
 
 def test_a_round_counts_only_its_own_tokens() -> None:
@@ -85,30 +71,8 @@ def test_the_share_of_the_ideal_is_computed_per_round() -> None:
     assert row[TITLES.index("of ideal")] == "100%"
 
 
-def test_the_best_of_a_column_and_its_ties_are_marked() -> None:
-    """The maximum for cached shares, the minimum for the others."""
-    us, them = cells({"us": [one(cached=0.9, cpu_ms=4.0)], "them": [one(cached=0.5, cpu_ms=2.0)]}, "<{}>")
-    at = TITLES.index
-    assert (us[at("cached")], them[at("cached")]) == ("<90.0%>", "50.0%")
-    assert (us[at("CPU ms/req")], them[at("CPU ms/req")]) == ("4.00", "<2.00>")
-    assert us[at("p99 ms")] == them[at("p99 ms")] == "<200>"
-
-
 def test_routers_whose_ranges_over_the_rounds_overlap_are_tied() -> None:
     """The medians differ, and the difference may be chance; the third router is behind in every round."""
     us, them, last = ([one(p50_ms=ms) for ms in times] for times in ((40, 50, 70), (45, 60, 80), (90, 95, 99)))
     rows = cells({"us": us, "them": them, "last": last}, "<{}>")
     assert [row[TITLES.index("p50 ms")] for row in rows] == ["<50>", "<60>", "95"]
-
-
-def test_the_errors_column_has_no_best() -> None:
-    (row,) = cells({"us": [one()]}, "<{}>")
-    assert row[TITLES.index("errors")] == "0"
-
-
-def test_terminal_and_readme_show_the_same_rows() -> None:
-    """One row per router, in the given order."""
-    rounds = {"us": [one()], "them": [one(cached=0.6)]}
-    lines = markdown(rounds).splitlines()
-    assert [line.split(" | ")[0] for line in lines[:4]] == ["| router", "| ---", "| us", "| them"]
-    assert table(rounds, "title").row_count == 2

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.apis.sglang_messages import SglangMessages
-from router.prompt.content_format import detect_sglang_format
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
-from router.prompt.template import ChatTemplate
+from router.prompt.template import ChatTemplate, detect_sglang_format
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
 from tests.examples import examples

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import MalformedRequest
-from router.prompt.incremental.skeleton import MAX_MESSAGES, Skeletons
+from router.prompt.incremental.reader import MAX_MESSAGES, Skeletons
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from tests.examples import examples

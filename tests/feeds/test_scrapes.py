@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from router.decision import Lease
 from router.engines.prometheus import METRICS
-from router.feeds.load_feed import LoadFeed
-from router.feeds.pod_problems import Fetch
+from router.feeds.scrapes import IDLE_FACTOR, LOOP_FACTOR, MAX_FACTOR, MAX_SHARE, LoadScrapes, intervals_s, metered
+from router.feeds.watch import Fetch, Turn
 from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState
+from tests.feeds.conftest import watched
 from tests.policy.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +40,19 @@ def fetching(network: Network) -> Fetch:
     return fetch
 
 
+async def scrape(feed: LoadScrapes, pod_id: str) -> None:
+    """As the watch does it for a pod whose scrape is due."""
+    if pod_id in feed._scraped:
+        feed._scraped[pod_id].at_s = 0.0
+    status = feed.fleet.status(pod_id)
+    if status is not None and feed.check.due(status):
+        await feed.check.run(status.pod, Turn(feed.check))
+
+
+def interval_s(feed: LoadScrapes) -> float:
+    return feed.interval_s(feed.fleet.snapshot.pods[0])
+
+
 def load(fleet: Fleet, pod_id: str) -> PodLoad:
     status = fleet.status(pod_id)
     assert status is not None
@@ -47,8 +64,8 @@ async def test_slow_pods_do_not_delay_others(network: Network, running: Running,
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
     network["quick"].answers["/metrics"] = metrics(1)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
-    async with running(feed.run()):
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
+    async with running(watched(fleet, feed.check)):
         await until(lambda: load(fleet, "quick").running == 1)
         network["quick"].answers["/metrics"] = metrics(2)
         await until(lambda: load(fleet, "quick").running == 2)
@@ -61,24 +78,24 @@ async def test_an_idle_pod_is_scraped_half_as_often(network: Network) -> None:
     """Idle by its own metrics and by the ledger."""
     pod, ledger = make_pod("a"), Ledger()
     fleet = fleet_of(pod)
-    feed = LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0))
-    assert feed.interval_s("a") == 0.5
+    feed = LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=0.25, load_timeout_s=1.0))
+    assert interval_s(feed) == 0.5
     lease = ledger.book(pod, 100, 0, 0.0)
-    assert feed.interval_s("a") == 0.25
+    assert interval_s(feed) == 0.25
     ledger.release(lease, 0.1)
     for busy in (PodLoad(1, 0, 0.1, 1.0), PodLoad(0, 1, 0.1, 1.0)):
         fleet.observe_load("a", busy)
-        assert feed.interval_s("a") == 0.25
+        assert interval_s(feed) == 0.25
     fleet.observe_load("a", PodLoad(0, 0, 0.9, 2.0))
-    assert feed.interval_s("a") == 0.5
+    assert interval_s(feed) == 0.5
 
 
 async def test_a_failed_scrape_changes_nothing(network: Network) -> None:
     """The last load stays with its age, and the pod is not ejected."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=0.001))
     network["a"].answers["/metrics"] = metrics(3)
-    await feed.scrape("a")
+    await scrape(feed, "a")
     before, received_at_s = load(fleet, "a"), fleet.received_at_s("a")
     assert before.running == 3
     assert received_at_s > 0.0
@@ -86,9 +103,9 @@ async def test_a_failed_scrape_changes_nothing(network: Network) -> None:
     for broken in ({"statuses": {"/metrics": 500}}, {"answers": {"/metrics": b"?"}}, {"hangs": {"/metrics"}}):
         for name, value in broken.items():
             setattr(network["a"], name, value)
-        await feed.scrape("a")
+        await scrape(feed, "a")
     network["a"].refuses = True
-    await feed.scrape("a")
+    await scrape(feed, "a")
     assert load(fleet, "a") == before
     assert fleet.snapshot.pods[0].state is PodState.READY
 
@@ -99,9 +116,9 @@ async def test_only_ready_and_draining_pods_are_scraped(network: Network) -> Non
     fleet.event("draining", PodEvent.DRAIN)
     fleet.event("ejected", PodEvent.EJECT)
     fleet.sync([*(status.pod for status in fleet.snapshot.pods), make_pod("joining")])
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
     for pod_id in ("ready", "draining", "ejected", "joining", "unknown"):
-        await feed.scrape(pod_id)
+        await scrape(feed, pod_id)
     assert {host for host, pod in network.pods.items() if pod.asked} == {"ready", "draining"}
 
 
@@ -110,9 +127,9 @@ async def test_each_rank_of_a_port_has_its_own_load(network: Network) -> None:
     ranks = [make_pod(f"a#{rank}", url="http://a", dp_rank=rank) for rank in (0, 1)]
     fleet = fleet_of(*ranks)
     network["a"].answers["/metrics"] = metrics(1, engine=0) + metrics(5, engine=1)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
-    await feed.scrape("a#0")
-    await feed.scrape("a#1")
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0))
+    await scrape(feed, "a#0")
+    await scrape(feed, "a#1")
     assert [load(fleet, rank.id).running for rank in ranks] == [1, 5]
 
 
@@ -139,7 +156,7 @@ async def test_prompts_of_this_router_do_not_count_as_foreign(network: Network, 
     network["a"].answers["/metrics"] = page
     if booked == "before the question":
         ours.append(ledger.book(pod, 1000, 0, 0.0))
-    await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
+    await scrape(LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)), "a")
     assert load(fleet, "a").foreign_waiting == 2
     ledger.release(ours[0], 0.2)
     assert load(fleet, "a").foreign_waiting == 2
@@ -153,7 +170,7 @@ async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network) -> 
     fleet = fleet_of(pod)
     ledger.first_token(ledger.book(pod, 1000, 0, 0.0), 0.1)
     network["a"].answers["/metrics"] = queue_of(1)
-    await LoadFeed(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)).scrape("a")
+    await scrape(LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)), "a")
     assert load(fleet, "a").foreign_waiting == 1
 
 
@@ -165,14 +182,14 @@ def page(waiting: str) -> bytes:
 async def test_a_pod_whose_load_cannot_be_true_counts_as_one_without_a_load(network: Network) -> None:
     """Its last load is forgotten, too; it is logged once, and the pod stays ready."""
     fleet, excess = fleet_of(make_pod("a")), list[object]()
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(), lambda *found: excess.append(found))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(), lambda *found: excess.append(found))
     network["a"].answers["/metrics"] = page("3")
-    await feed.scrape("a")
+    await scrape(feed, "a")
     assert load(fleet, "a").waiting == 12
     network["a"].answers["/metrics"] = page("1e308")
     with capture_logs() as logs:
         for _ in range(3):
-            await feed.scrape("a")
+            await scrape(feed, "a")
     assert load(fleet, "a") == PodLoad() and not excess
     assert [(line["pod"], line["reason"]) for line in logs] == [
         ("a", "vllm:num_requests_waiting is 1e+308, expected 0 to 1e+06")
@@ -182,9 +199,9 @@ async def test_a_pod_whose_load_cannot_be_true_counts_as_one_without_a_load(netw
 async def test_a_pod_with_more_metrics_than_are_read_is_reported(network: Network) -> None:
     """Its load is unknown."""
     fleet, excess = fleet_of(make_pod("a")), list[tuple[str, str]]()
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes(), lambda pod, why, _: excess.append((pod, why)))
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(), lambda pod, why, _: excess.append((pod, why)))
     network["a"].answers["/metrics"] = b"#" * METRICS.max_bytes + metrics(1)
-    await feed.scrape("a")
+    await scrape(feed, "a")
     size_bytes = METRICS.max_bytes + len(metrics(1))
     assert load(fleet, "a") == PodLoad()
     assert excess == [("a", f"page of metrics: {size_bytes} bytes, at most {METRICS.max_bytes} are read")]
@@ -198,11 +215,11 @@ RETIRED = b'{"error": "This data-parallel rank has been retired and is awaiting 
 async def test_a_pod_that_is_being_scaled_is_drained_until_it_answers_again(network: Network, said: bytes) -> None:
     """Its health check succeeds meanwhile."""
     fleet = fleet_of(make_pod("a"))
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes())
     states = []
     for answer, status in ((said, 503), (metrics(1), 200)):
         network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
-        await feed.scrape("a")
+        await scrape(feed, "a")
         states.append(fleet.snapshot.pods[0].state)
     assert states == [PodState.DRAINING, PodState.JOINING]
 
@@ -210,15 +227,140 @@ async def test_a_pod_that_is_being_scaled_is_drained_until_it_answers_again(netw
 async def test_a_pod_that_an_operator_has_drained_stays_drained_when_it_has_been_scaled(network: Network) -> None:
     fleet = fleet_of(make_pod("a"))
     fleet.event("a", PodEvent.DRAIN)
-    feed = LoadFeed(fleet, Ledger(), fetching(network), Probes())
+    feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes())
     for answer, status in ((SCALING, 503), (metrics(1), 200)):
         network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = answer, status
-        await feed.scrape("a")
+        await scrape(feed, "a")
     assert fleet.snapshot.pods[0].state is PodState.DRAINING
 
 
 async def test_any_other_503_changes_no_state(network: Network) -> None:
     fleet = fleet_of(make_pod("a"))
     network["a"].answers["/metrics"], network["a"].statuses["/metrics"] = b"overloaded", 503
-    await LoadFeed(fleet, Ledger(), fetching(network), Probes()).scrape("a")
+    await scrape(LoadScrapes(fleet, Ledger(), fetching(network), Probes()), "a")
     assert fleet.snapshot.pods[0].state is PodState.READY
+
+
+# --- how often ---
+
+
+@given(least_s=st.floats(0.01, 10.0), cost_s=st.floats(0.0, 0.1), busy=st.integers(0, 5000), idle=st.integers(0, 5000))
+def test_scrapes_take_at_most_a_tenth_of_a_core_and_pods_with_work_come_first(
+    least_s: float, cost_s: float, busy: int, idle: int
+) -> None:
+    """Unless the longest interval is reached. Idle pods give way before pods with work do."""
+    busy_s, idle_s = intervals_s(least_s, cost_s, busy, idle)
+    most_s = MAX_FACTOR * least_s
+    assert least_s <= busy_s <= most_s and IDLE_FACTOR * least_s <= idle_s <= most_s
+    assert cost_s * (busy / busy_s + idle / idle_s) <= MAX_SHARE * (1 + 1e-9) or idle_s == most_s
+    assert busy_s == least_s or idle_s >= most_s * (1 - 1e-9) or not idle
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle", "cost_s", "expected"),
+    [
+        (4, 36, 0.0007, (0.25, 0.5)),
+        (0, 500, 0.0007, (5.0, 3.5)),
+        (20, 480, 0.0007, (0.28, 5.0)),
+        (500, 0, 1e-4, (0.5, 5.0)),
+    ],
+)
+def test_examples_of_fleets(busy: int, idle: int, cost_s: float, expected: tuple[float, float]) -> None:
+    """At 0.25 s: a small one, an idle one on a slow core, one with few busy pods, a busy one on a fast core."""
+    busy_s, idle_s = intervals_s(0.25, cost_s, busy, idle)
+    assert (busy_s if busy else 5.0, idle_s) == pytest.approx(expected)
+
+
+async def test_the_cost_of_a_scrape_is_learnt_from_its_own_steps(network: Network) -> None:
+    """Not from its waits; an outlier, such as a step of a process that was stopped, hardly counts."""
+    feed = LoadScrapes(fleet_of(make_pod("a")), Ledger(), fetching(network), Probes())
+    for spent_s in [1e-4] * 100:
+        feed._spend(spent_s)
+    learnt_s = feed.cost_s
+    feed._spend(10.0)
+    assert learnt_s == pytest.approx(LOOP_FACTOR * 1e-4)
+    assert feed.cost_s < 1.1 * learnt_s
+
+
+async def test_a_metered_task_returns_raises_and_is_cancelled_as_any_other() -> None:
+    spent, ended, started = list[float](), list[str](), asyncio.Event()
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    async def endless() -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.append("endless")
+
+    async def failing() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("failed")
+
+    async def run(work: Any) -> Any:
+        return await metered(work, spent.append)
+
+    assert await run(work()) == "done" and len(spent) == 1
+    with pytest.raises(KeyError):
+        await run(failing())
+    task = asyncio.create_task(run(endless()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (ended, len(spent)) == (["endless"], 1)
+
+
+# --- what is asked for ---
+
+
+class FilteringPod:
+    """A page of which an engine gives the samples with the names of a query, all, or none."""
+
+    def __init__(self, network: Network, kind: str) -> None:
+        self.kind, self.paths, self.running = kind, list[str](), 1
+        network["a"].answers["/metrics"] = self.answer
+        self.fleet = fleet_of(make_pod("a"))
+        self.feed = LoadScrapes(self.fleet, Ledger(), fetching(network), Probes())
+
+    def answer(self, request: httpx.Request) -> bytes:
+        names = tuple(request.url.params.get_list("name[]"))
+        self.paths.append("part" if names else "page")
+        lines = [*metrics(self.running).splitlines(), b"vllm:num_requests_waiting 2", b"vllm:others 3"]
+        if names and self.kind != "ignored":
+            wanted = tuple(name.encode() for name in names if self.kind == "names" or "running" in name)
+            lines = [line for line in lines if self.kind != "empty" and line.startswith(wanted)]
+        return b"".join(line + b"\n" for line in lines)
+
+    async def scrape(self, times: int = 1) -> list[str]:
+        self.paths.clear()
+        for _ in range(times):
+            await scrape(self.feed, "a")
+        return list(self.paths)
+
+
+@pytest.mark.parametrize(
+    ("kind", "then"), [("names", "part"), ("ignored", "page"), ("empty", "page"), ("only running", "page")]
+)
+async def test_a_part_is_asked_for_where_it_has_all_that_is_read(network: Network, kind: str, then: str) -> None:
+    """Tested once in each epoch."""
+    pod = FilteringPod(network, kind)
+    assert await pod.scrape(3) == ["page", "part", then, then]
+    assert load(pod.fleet, "a").waiting == 2
+    pod.fleet.restarted("a")
+    assert await pod.scrape(2) == ["page", "part", then]
+
+
+async def test_a_part_without_a_load_is_a_failed_scrape_and_tested_again(network: Network) -> None:
+    """The last load stays, and the pod has not shown that it is alive."""
+    pod = FilteringPod(network, "names")
+    await pod.scrape()
+    received_at_s = pod.fleet.received_at_s("a")
+    pod.kind, pod.running = "empty", 9
+    assert await pod.scrape() == ["part"]
+    assert (load(pod.fleet, "a").running, pod.fleet.received_at_s("a")) == (1, received_at_s)
+    assert await pod.scrape(2) == ["page", "part", "page"]
+    assert load(pod.fleet, "a").running == 9

@@ -1,0 +1,209 @@
+"""Scrapes the load of each pod from its metrics, as often as a tenth of a core allows.
+
+After a failed scrape, the last load stays with its age, and the pod's state does not change, unless the engine says
+that it is being scaled: then the pod is drained until it answers again. Where the metrics cannot be true, or are more
+than is read of a pod, its load is unknown: only the requests of the routers count.
+
+An engine is asked for the few series that are read once it has shown that it gives all of them: in each epoch, and
+after each failed scrape. A page without a load is a failed one: vLLM with several API servers filters everything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass, field, replace
+from types import coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from router.engines.engine_catalog import ENGINES
+from router.engines.prometheus import only, series
+from router.errors import UpstreamBroken, UpstreamError
+from router.feeds.probe import excess
+from router.feeds.watch import Check, Fetch
+from router.fleet.breaker import Probes
+from router.fleet.fleet import Fleet, PodEvent
+from router.fleet.ledger import Ledger
+from router.guards import OutOfBounds, OutOfRange
+from router.types import Pod, PodId, PodLoad, PodState, PodStatus
+
+IDLE_FACTOR = 2
+MAX_FACTOR = 20
+"""An interval grows to at most this multiple of the configured one: half of `Probes.max_load_age_s`."""
+MAX_SHARE = 0.1
+"""Share of a core that all scrapes together may take."""
+LOOP_FACTOR = 2.0
+"""CPU of a scrape relative to that of its own steps: the event loop reads the response. Measured with uvloop: 1.8 for a
+page of 58 kB, 2.2 for three series."""
+_SMOOTHING = 1 / 32
+_WITH_WORK = (PodState.READY, PodState.DRAINING)
+_T = TypeVar("_T")
+
+log = structlog.get_logger()
+
+
+def intervals_s(least_s: float, cost_s: float, busy: int, idle: int) -> tuple[float, float]:
+    """The time between two scrapes of each of `busy` pods with work, and of each of `idle` ones, so that all take at
+    most `MAX_SHARE` of a core. An idle pod gives way first: until its interval is the longest, that of a pod with work
+    stays the shortest."""
+    most_s = MAX_FACTOR * least_s
+    per_s = MAX_SHARE / max(cost_s, 1e-9)
+    busy_s = _interval_s(busy, max(per_s - idle / most_s, per_s / 2), least_s, most_s)
+    return busy_s, _interval_s(idle, per_s - busy / busy_s, IDLE_FACTOR * least_s, most_s)
+
+
+def _interval_s(pods: int, per_s: float, least_s: float, most_s: float) -> float:
+    return min(max(pods / per_s, least_s), most_s) if per_s > 0 else most_s
+
+
+@coroutine
+def metered(work: Coroutine[Any, Any, _T], spend: Callable[[float], None]) -> Generator[Any, Any, _T]:
+    """The result of `work`. `spend` is called with the time of its own steps, without that of its waits."""
+    spent_s, resume, value = 0.0, work.send, None
+    while True:
+        began_s = time.perf_counter()
+        try:
+            waited = resume(value)
+        except StopIteration as ended:
+            result: _T = ended.value
+            spend(spent_s + time.perf_counter() - began_s)
+            return result
+        spent_s += time.perf_counter() - began_s
+        try:
+            resume, value = work.send, (yield waited)
+        except BaseException as error:
+            resume, value = work.throw, error
+
+
+@dataclass(slots=True)
+class _Scraped:
+    """What is known of the scrapes of one pod."""
+
+    at_s: float = 0.0
+    """When the last one began."""
+    path: str = ""
+    """What is fetched of it in `epoch`; empty: that is not known."""
+    epoch: int = 0
+    is_refused: bool = False
+    is_drained: bool = False
+    """It is drained because it said so."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadScrapes:
+    """Updates the loads in `fleet`, with at most one scrape per pod at a time. `on_excess` is called with a pod that
+    sends more than is read of one, the reason and the time."""
+
+    fleet: Fleet
+    ledger: Ledger
+    fetch: Fetch
+    config: Probes
+    on_excess: Callable[[PodId, str, float], None] = lambda _pod, _reason, _now_s: None
+    cost_s: float = 0.0
+    """CPU time of a scrape, learnt from those that succeed."""
+    _scraped: dict[PodId, _Scraped] = field(default_factory=dict)
+    _busy: set[PodId] = field(default_factory=set)
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="load",
+            run=lambda pod, _turn: metered(self.scrape(pod), self._spend),
+            due=self._is_due,
+            every_s=self._every_s,
+            forget=self._forget,
+        )
+
+    def _forget(self, pod_id: PodId) -> None:
+        self._scraped.pop(pod_id, None)
+        self._busy.discard(pod_id)
+
+    def interval_s(self, status: PodStatus) -> float:
+        """Time between two scrapes of the pod. An idle pod is scraped at most half as often, which delays only the
+        discovery of work from outside this router."""
+        load, pod_id = status.load, status.pod.id
+        is_busy = load.running > 0 or load.waiting > 0 or self.ledger.requests_of_router(pod_id) > 0
+        (self._busy.add if is_busy else self._busy.discard)(pod_id)
+        busy = len(self._busy)
+        idle = max(len(self._scraped) - busy, 0)
+        return intervals_s(self.config.load_interval_s, self.cost_s, busy, idle)[not is_busy]
+
+    def _every_s(self, status: PodStatus) -> float:
+        """An idle pod may get work of this router before it is due."""
+        return min(self.interval_s(status), IDLE_FACTOR * self.config.load_interval_s)
+
+    def _is_due(self, status: PodStatus) -> bool:
+        """Only pods in these states can have work."""
+        if status.state not in _WITH_WORK:
+            return False
+        known = self._scraped.get(status.pod.id)
+        early_s = self.config.load_interval_s  # it is not looked at more often
+        if known is None or known.epoch != status.pod.epoch:
+            return True
+        return time.monotonic() - known.at_s >= self.interval_s(status) - early_s
+
+    def _spend(self, spent_s: float) -> None:
+        cost_s = LOOP_FACTOR * spent_s
+        self.cost_s += _SMOOTHING * (min(cost_s, 4 * self.cost_s) - self.cost_s) if self.cost_s else cost_s
+
+    async def scrape(self, pod: Pod) -> None:
+        """Scrape a pod once. The engine samples its numbers at an unknown time between request and response, so they
+        include at most the largest number of this router's prompts in that time."""
+        known = self._scraped.setdefault(pod.id, _Scraped())
+        known.at_s = time.monotonic()
+        if known.epoch != pod.epoch:
+            known.epoch, known.path = pod.epoch, ""
+        adapter = ENGINES[pod.engine]
+        try:
+            with self.ledger.watching(pod.id) as ours:
+                page = await self.fetch(pod, known.path or adapter.metrics_path, self.config.load_timeout_s)
+            if page:
+                self.fleet.received(pod.id, time.monotonic())
+            load = adapter.parse_load(page, pod.dp_rank, time.monotonic())
+        except (UpstreamError, OutOfBounds, OutOfRange) as error:
+            known.path = ""
+            self._refuse(pod.id, known, error)
+            self._drain(pod, known, error)
+            return
+        if load is None:
+            known.path = ""
+            return
+        if known.is_drained:
+            known.is_drained = False
+            self.fleet.event(pod.id, PodEvent.UNDRAIN)
+        self.fleet.observe_load(pod.id, replace(load, our_prompts=ours.max_prompts))
+        if not known.path:
+            known.path = await self._path(pod, page)
+
+    async def _path(self, pod: Pod, page: bytes) -> str:
+        """The path of what is read of the pod alone if that has each series of the page, else that of the page."""
+        adapter = ENGINES[pod.engine]
+        path = adapter.metrics_path + only(adapter.gauges.names)
+        try:
+            part = await self.fetch(pod, path, self.config.load_timeout_s)
+            is_whole = series(part, adapter.gauges.names) >= series(page, adapter.gauges.names)
+        except (UpstreamError, OutOfBounds):
+            is_whole = False
+        return path if is_whole and len(part) < len(page) else adapter.metrics_path
+
+    def _drain(self, pod: Pod, known: _Scraped, error: Exception) -> None:
+        """Send nothing more to a pod that serves nobody for now, although its health check may succeed."""
+        reason = ENGINES[pod.engine].pause_reason(error.said) if isinstance(error, UpstreamBroken) else ""
+        status = self.fleet.status(pod.id)
+        if reason and status is not None and status.state is PodState.READY:
+            known.is_drained = True
+            self.fleet.event(pod.id, PodEvent.DRAIN, reason=reason)
+
+    def _refuse(self, pod_id: PodId, known: _Scraped, error: Exception) -> None:
+        """Forget the load of a pod that reports nonsense, which is logged once for each pod."""
+        reason = str(error) if isinstance(error, OutOfRange) else excess(error)
+        if not reason:
+            return
+        self.fleet.observe_load(pod_id, PodLoad())
+        if not known.is_refused:
+            known.is_refused = True
+            log.warning("load of this pod is ignored", pod=pod_id, reason=reason)
+        if not isinstance(error, OutOfRange):
+            self.on_excess(pod_id, reason, time.monotonic())
