@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from router.admission.jwt_verifier import JwtVerifier
-from router.admission.keys import Tenants, key_of
-from router.admission.tenant import OPEN_TENANT, Tenant
+from router.admission.tenant import OPEN_TENANT, Tenant, Tenants, key_of
 from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterError
 
 

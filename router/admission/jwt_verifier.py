@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from router.admission.keys import KeyGrant, Tenants
-from router.admission.tenant import Tenant
+from router.admission.tenant import KeyGrant, Tenant, Tenants
 from router.errors import AccessDenied, InvalidKey, RouterError, UnknownSigningKey
 
 LEEWAY_S = 60.0

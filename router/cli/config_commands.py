@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from router.admission.keys import MAX_KEY_BYTES
+from router.admission.tenant import MAX_KEY_BYTES
 from router.cli.options import PoliciesOption, flag
 from router.config.load import shipped
 from router.config.models import without_cost

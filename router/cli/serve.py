@@ -118,9 +118,8 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
 
     import uvicorn
 
-    from router.frontends.http.listen_sockets import bind_port, open_port
     from router.frontends.http.protocol import EdgeProtocol
-    from router.frontends.http.server import DrainingServer
+    from router.frontends.http.server import DrainingServer, bind_port, open_port
 
     config = _with_fitting_connections(config, allow_all_open_files())
     bind = partial(bind_port, config.listen.host, config.listen.port, exclusive=not config.listen.reuse_port)
@@ -163,8 +162,7 @@ def _started(
     """The program that is ready to run, its admin listener, and what `bind` returns: ports are taken before models are
     loaded."""
     from router.feeds.process_memory import release_free_memory, tune_gc, tune_malloc
-    from router.frontends.http.listen_sockets import bind_admin
-    from router.frontends.http.server import SocketServer
+    from router.frontends.http.server import SocketServer, bind_admin
     from router.frontends.prompts import preloaded
     from router.wiring.program import HTTP_FRONT, Program
 

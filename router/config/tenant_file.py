@@ -32,9 +32,8 @@ from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from router.addresses import split_url, url_host
 from router.admission.jwt_verifier import Issuer
-from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
-from router.admission.tenant import MAX_WEIGHT, SloKey, Tenant, allowed_names, salt_of
+from router.admission.tenant import MAX_WEIGHT, KeyGrant, SloKey, Tenant, Tenants, allowed_names, salt_of
 from router.config.load import Document, FilePath, Strict, read_document, read_text, validate
 from router.config.mistakes import UNSHOWN, is_file_name, nearest
 from router.config.watched_file import Sleep, WatchedFile, stamp_of, stamps_of

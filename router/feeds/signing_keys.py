@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from router.admission.jwt_verifier import Issuer, JwtVerifier, SigningKeys, read_signing_keys
-from router.admission.keys import Tenants
+from router.admission.tenant import Tenants
 from router.config.tenant_file import provider_url
 from router.feeds.supervise import raise_if_cancelled
 from router.fleet.retry_pause import retry_pause_s

@@ -9,17 +9,21 @@ and counted.
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
+import structlog
 
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.errors import ClientError, UpstreamError
-from router.frontends.prompt_check import PromptCheck
-from router.frontends.read_threads import ReadThreads
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import MAX_TEXT_BYTES, count_tokens, first_text, only_text, size_bytes
@@ -101,6 +105,74 @@ class NoPromptReader:
             return None
         self._unread(request, UnreadReason.NO_TOKENIZER, "the model has no tokenizer; add one under `models`")
         return UnreadReason.NO_TOKENIZER
+
+
+# --- threads ---
+
+READ_THREADS = 3
+"""Long prompts that are read at the same time."""
+VERY_LONG = 256 * 1024
+"""Bytes or characters: prompts with more have another thread, so that shorter ones never wait for them."""
+NICE = 5
+"""How much lower the priority of these threads is, in the kernel's unit: each step is 1.25 times less of a core."""
+RESTS, MAX_REST_S = 2.0, 0.1
+"""A thread that has read rests this many times as long before it reads on, and at most so long: reading takes the
+interpreter and a core, and the requests that waited for them catch up meanwhile."""
+READ_TIMEOUT_S = 2.0
+"""How long a long prompt waits for a thread and its result. It is then routed without a prefix."""
+
+
+def _after_the_loop() -> None:
+    """Where cores are few, the event loop goes before this thread. Linux alone has a priority for each thread."""
+    with suppress(OSError, AttributeError):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
+
+
+class Rests(threading.local):
+    """Runs work one after the other in each thread, with rests in between."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock, self._cpu_s, self._sleep = clock, cpu_s, sleep
+        self._rested_at = 0.0
+
+    def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The result of `work`. Raises what it raises."""
+        if (rest_s := self._rested_at - self._clock()) > 0:
+            self._sleep(rest_s)
+        began_s = self._cpu_s()
+        try:
+            return work(*arguments)
+        finally:
+            self._rested_at = self._clock() + min(RESTS * (self._cpu_s() - began_s), MAX_REST_S)
+
+
+class ReadThreads:
+    """Threads that read long prompts of all models, `READ_THREADS` at a time, and one that reads very long ones."""
+
+    def __init__(self) -> None:
+        self._long = ThreadPoolExecutor(READ_THREADS, "long-prompt", _after_the_loop)
+        self._very_long = ThreadPoolExecutor(1, "very-long-prompt", _after_the_loop)
+        self._rests = Rests()
+
+    async def run(self, size: int, work: Callable[..., _Result], *arguments: Any) -> _Result:
+        """The result of `work`. `size`: bytes or characters that it reads. Raises what it raises, and `Unrenderable`
+        after `READ_TIMEOUT_S`: running work then continues in its thread, waiting work is dropped."""
+        threads = self._very_long if size > VERY_LONG else self._long
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                # A variable for the future would be a cycle with its exception, which would keep the body in memory.
+                return await asyncio.get_running_loop().run_in_executor(threads, self._rests.run, work, *arguments)
+        except TimeoutError as error:
+            raise Unrenderable(UnreadReason.BUSY, f"not read within {READ_TIMEOUT_S:g} s") from error
+
+
+# --- readers ---
 
 
 @dataclass(slots=True, eq=False)
@@ -318,3 +390,67 @@ def tokenizable(request: InferenceRequest) -> Mapping[str, Any]:
     if request.endpoint.api.prompt is not PromptKind.COMPLETION:
         return request.prompt
     return {"prompt": first_text(request.prompt.get("prompt"))}
+
+
+# --- the check of a sample ---
+
+CHECK_EVERY = 256
+CHECK_SHARE = 0.01
+"""Maximum share of the time that checks take."""
+CHECK_TOKENS = 65_536
+"""Longer prompts are not checked: the reference needs 2 us a token."""
+
+log = structlog.get_logger()
+
+
+class PromptCheck:
+    """Checks prompts of one model, one at a time. `on_mismatch` is called when incremental reading is disabled."""
+
+    def __init__(self, fingerprinter: Fingerprinter, tokenizer: Tokenizer, on_mismatch: Callable[[], None]) -> None:
+        self._fingerprinter = fingerprinter
+        self._tokenizer = tokenizer
+        self._on_mismatch = on_mismatch
+        self._prompts = 0
+        self._next_s = 0.0
+        self.running: asyncio.Task[None] | None = None
+
+    def sample(self, request: InferenceRequest, pending: PendingPrompt, served: PromptPrefix) -> None:
+        """Start a check of every `CHECK_EVERY`th prompt as a background task, unless one runs or ran recently."""
+        self._prompts += 1
+        if self._prompts % CHECK_EVERY or len(served.tokens) > CHECK_TOKENS or time.monotonic() < self._next_s:
+            return
+        if self.running is not None and not self.running.done():
+            return
+        if pending.prefix is not None or self._tokenizer.backend != REFERENCE:
+            self.running = asyncio.create_task(self._check(request, pending, served))
+
+    async def _check(self, request: InferenceRequest, pending: PendingPrompt, served: PromptPrefix) -> None:
+        began_s, backend = time.monotonic(), self._tokenizer.backend
+        try:
+            cause = await asyncio.to_thread(self._cause_of_difference, request, pending, served)
+        except (ClientError, Unrenderable):  # a template that depends on the time
+            cause = None
+        self._next_s = time.monotonic() + (time.monotonic() - began_s) / CHECK_SHARE
+        if cause is not None and backend == self._tokenizer.backend:
+            self._disable(cause, len(served.tokens))
+
+    def _cause_of_difference(
+        self, request: InferenceRequest, pending: PendingPrompt, served: PromptPrefix
+    ) -> str | None:
+        found = self._fingerprinter.read_slowly(request, pending)
+        if found is None or found[1] == served:
+            return None
+        text, right = found
+        if self._tokenizer.encode(text, add_special_tokens=pending.framed) != right.tokens:
+            return "fast tokenizer"
+        return "incremental prompts" if pending.prefix is not None else "segment cache"
+
+    def _disable(self, cause: str, tokens: int) -> None:
+        if cause == "fast tokenizer":
+            self._tokenizer.distrust("it differed from transformers on live traffic")
+        elif cause == "incremental prompts":
+            assert self._fingerprinter.incremental is not None
+            self._fingerprinter.incremental.disable()
+            self._on_mismatch()
+        self._fingerprinter.forget_segments()
+        log.error("served tokens differ from the reference", disabled=cause, tokens=tokens)

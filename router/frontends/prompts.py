@@ -23,8 +23,8 @@ from router.frontends.prompt_readers import (
     LocalPromptReader,
     NoPromptReader,
     PromptReader,
+    ReadThreads,
 )
-from router.frontends.read_threads import ReadThreads
 from router.observe.declared import of_requests
 from router.observe.metrics import Metrics
 from router.prompt.conversation import UnreadReason

@@ -11,12 +11,12 @@ from router.feeds.discovery.membership import ConfiguredPods, PodSource, SourceS
 from router.feeds.discovery.target_file import FilePods
 from router.feeds.supervise import Feeds
 from router.frontends.http.upstream import UpstreamPool
-from router.types import Pod, PodSpeed, PodTls
+from router.types import PodTls
 
 
 def api_server(url: str, tls: PodTls) -> UpstreamPool:
     limits = Limits(connect_timeout_s=CONNECT_TIMEOUT_S, first_byte_timeout_s=REQUEST_TIMEOUT_S, idle_timeout_s=QUIET_S)
-    return UpstreamPool(url, url, limits, served=Pod(id=url, url=url, engine="", speed=PodSpeed(0, 0, 0), tls=tls))
+    return UpstreamPool(url, url, limits, tls=tls)
 
 
 class PodSources:

@@ -10,8 +10,7 @@ from hashlib import sha256
 import pytest
 
 from router.admission.gate import AdmissionGate
-from router.admission.keys import KeyGrant, Tenants
-from router.admission.tenant import OPEN_TENANT, Tenant
+from router.admission.tenant import OPEN_TENANT, KeyGrant, Tenant, Tenants
 from router.errors import AccessDenied, InvalidKey, MalformedRequest, RouterError, Saturated
 from tests.api.test_protocol import Edge, connected, echo, post, read_answer
 

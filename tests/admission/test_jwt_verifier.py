@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from router.admission import jwt_verifier
 from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import LEEWAY_S, MAX_TOKEN_BYTES, Issuer, JwtVerifier, read_signing_keys
-from router.admission.keys import KeyGrant, Tenants
-from router.admission.tenant import Tenant
+from router.admission.tenant import KeyGrant, Tenant, Tenants
 from router.errors import AccessDenied, InvalidKey, RouterError, UnknownSigningKey
 from tests.admission.oidc_tokens import CLAIMS, ISSUER, NOW_S, jwk, key_set, private_key, token
 

@@ -14,9 +14,8 @@ from typing import Any, cast
 import pytest
 
 from router.admission.gate import AdmissionGate
-from router.admission.keys import KeyGrant, Tenants
 from router.admission.quotas import Quota
-from router.admission.tenant import Tenant
+from router.admission.tenant import KeyGrant, Tenant, Tenants
 from router.config.schema import Limits
 from router.errors import Saturated, ShareExceeded
 from router.frontends.http import exchange

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.errors import MalformedRequest
+from router.frontends import fair_turns
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http import large_bodies
 from router.frontends.http.exchange import Exchange
@@ -278,7 +279,7 @@ async def test_the_number_of_remembered_beginnings_is_bounded(monkeypatch: pytes
 @pytest.mark.anyio
 async def test_large_bodies_are_decoded_in_a_thread_one_at_a_time() -> None:
     """Each call of a decoder holds the interpreter."""
-    bodies, running, most = LargeBodies(ITEMS), 0, 0
+    turns, running, most = FairTurns(), 0, 0
 
     def work() -> str:
         nonlocal running, most
@@ -287,8 +288,8 @@ async def test_large_bodies_are_decoded_in_a_thread_one_at_a_time() -> None:
         running -= 1
         return threading.current_thread().name
 
-    body = bytes(large_bodies.DECODED_INLINE_BYTES + 1)
-    names = await asyncio.gather(*(bodies.decode(OPEN_TENANT, body, work) for _ in range(8)))
+    body = bytes(fair_turns.INLINE_BYTES + 1)
+    names = await asyncio.gather(*(turns.run(OPEN_TENANT, body, work) for _ in range(8)))
     assert most == 1
     assert threading.current_thread().name not in names
 

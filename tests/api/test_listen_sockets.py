@@ -11,7 +11,7 @@ import pytest
 
 from router.config.schema import AdminListen
 from router.errors import ConfigError
-from router.frontends.http.listen_sockets import address_of, bind_admin, bind_port, open_port
+from router.frontends.http.server import address_of, bind_admin, bind_port, open_port
 
 pytestmark = pytest.mark.net
 

@@ -14,9 +14,8 @@ import uvicorn
 from router.config.schema import Limits
 from router.frontends.http.app import bare_app
 from router.frontends.http.http_edge import HttpEdge
-from router.frontends.http.listen_sockets import bind_port
 from router.frontends.http.protocol import EdgeProtocol
-from router.frontends.http.server import DrainingServer, SocketServer
+from router.frontends.http.server import DrainingServer, SocketServer, bind_port
 from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]

@@ -26,9 +26,8 @@ from types import FrameType
 from typing import Any, cast
 
 from router.admission.gate import AdmissionGate
-from router.admission.keys import Tenants
 from router.admission.quotas import Quota, Quotas
-from router.admission.tenant import Tenant
+from router.admission.tenant import Tenant, Tenants
 from router.config.tenant_file import TenantFile
 from router.errors import RouterError
 from router.observe.class_metrics import ClassMetrics

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.admission.keys import Tenants
+from router.admission.tenant import Tenants
 from router.config.tenant_file import TENANTS_INTERVAL_S, TENANTS_STEADY_S, watched_tenants
 from router.config.watched_file import WatchedFile
 from router.errors import ConfigError

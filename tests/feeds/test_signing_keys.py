@@ -10,8 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.admission.jwt_verifier import Issuer, JwtVerifier
-from router.admission.keys import Tenants
-from router.admission.tenant import Tenant
+from router.admission.tenant import Tenant, Tenants
 from router.errors import ConnectFailed, UpstreamBroken
 from router.feeds.signing_keys import DISCOVERY, INTERVAL_S, MAX_DOCUMENT_BYTES, MIN_INTERVAL_S, SigningKeyFeed
 from tests.admission.oidc_tokens import ISSUER, NOW_S, jwk, key_set, token

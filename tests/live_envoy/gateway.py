@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 from ruamel.yaml import YAML
 
-from router.frontends.http.listen_sockets import bind_port
+from router.frontends.http.server import bind_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "endpoint-picker.md"

@@ -22,16 +22,21 @@ from router.apis.body_types import CHANGING_FIELDS
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.errors import ContextTooLong, RouterError
-from router.frontends import prompt_check, prompt_readers, read_threads
+from router.frontends import prompt_readers
 from router.frontends.prompt_readers import (
     INLINE_BYTES,
     INLINE_CHARACTERS,
     MAX_RENDER_BYTES,
+    MAX_REST_S,
+    NICE,
+    READ_THREADS,
     SPACED_BYTES,
+    VERY_LONG,
     FleetLookups,
     LocalPromptReader,
+    ReadThreads,
+    Rests,
 )
-from router.frontends.read_threads import MAX_REST_S, NICE, READ_THREADS, VERY_LONG, ReadThreads, Rests
 from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.completion import MAX_TEXT_BYTES
 from router.prompt.conversation import UnreadReason, Unrenderable
@@ -63,7 +68,7 @@ def tokenizer(loaded: Tokenizer) -> Tokenizer:
 @pytest.fixture(autouse=True)
 def _threads_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long this machine lets a thread wait, the prompt is read."""
-    monkeypatch.setattr(read_threads, "READ_TIMEOUT_S", LONGER_S)
+    monkeypatch.setattr(prompt_readers, "READ_TIMEOUT_S", LONGER_S)
 
 
 def completion(text: str | list[int]) -> InferenceRequest:
@@ -402,8 +407,8 @@ class Wrong:
 @pytest.fixture
 def every_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check every prompt, without a pause."""
-    monkeypatch.setattr(prompt_check, "CHECK_EVERY", 1)
-    monkeypatch.setattr(prompt_check, "CHECK_SHARE", 1e9)
+    monkeypatch.setattr(prompt_readers, "CHECK_EVERY", 1)
+    monkeypatch.setattr(prompt_readers, "CHECK_SHARE", 1e9)
 
 
 @pytest.mark.usefixtures("every_prompt")
@@ -458,7 +463,7 @@ async def test_wrong_cached_tokens_are_dropped(tokenizer: Tokenizer) -> None:
 
 
 async def test_one_prompt_in_so_many_is_checked(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_check, "CHECK_EVERY", 4)
+    monkeypatch.setattr(prompt_readers, "CHECK_EVERY", 4)
     reading = Reading(tokenizer)
     checked = [await reading.tokens(completion(TEXT)) and reading.reader.check.running is not None for _ in range(4)]
     assert checked == [False, False, False, True]
@@ -466,9 +471,9 @@ async def test_one_prompt_in_so_many_is_checked(tokenizer: Tokenizer, monkeypatc
 
 async def test_checks_take_a_small_part_of_the_time(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """After one, there is none for a hundred times its duration."""
-    monkeypatch.setattr(prompt_check, "CHECK_EVERY", 1)
+    monkeypatch.setattr(prompt_readers, "CHECK_EVERY", 1)
     clock_s = [0.0]
-    monkeypatch.setattr(prompt_check, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    monkeypatch.setattr(prompt_readers, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
     reading = Reading(tokenizer)
     check = reading.reader.check
 

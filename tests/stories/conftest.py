@@ -34,9 +34,8 @@ from router.config.schema import (
 from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.fleet.breaker import Probes
-from router.frontends.http.listen_sockets import address_of, bind_port
 from router.frontends.http.protocol import EdgeProtocol
-from router.frontends.http.server import DrainingServer, SocketServer
+from router.frontends.http.server import DrainingServer, SocketServer, address_of, bind_port
 from router.prompt import template as template_module
 from router.prompt.apis import sglang_messages, vllm_messages
 from router.prompt.incremental import short_chats

@@ -21,8 +21,8 @@ from router.config.credentials import BearerFile
 from router.config.schema import Limits
 from router.errors import AccessDenied, ClientError, NotAuthenticated, RouterError, UnsupportedContentType
 from router.frontends.admin.page_snapshot import PAGE_PATH
-from router.frontends.http.cors import is_foreign_page
 from router.frontends.http.http_edge import HttpEdge
+from router.frontends.http.request_head import is_foreign_page
 from router.request.inbound import Head
 
 LOCAL_PEERS = frozenset({"127.0.0.1", "::1"})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.admission.keys import Tenants
+from router.admission.tenant import Tenants
 from router.config.watched_file import WatchedFile
 from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -21,7 +23,6 @@ from google.protobuf.message import DecodeError
 
 from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.errors import MalformedRequest, RouterError, Stopping
-from router.frontends.body_edits import BodyEdits
 from router.frontends.extproc.messages import (
     BUFFERED,
     FULL_DUPLEX_STREAMED,
@@ -40,17 +41,17 @@ from router.frontends.extproc.metadata import (
     peer_in,
     translated,
 )
-from router.frontends.http.client_address import client_network, forwarded_for, trusted_proxies
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.exchange import PROGRESS_BYTES
 from router.frontends.http.http_edge import HttpEdge, send_error
-from router.frontends.http.request_head import read_target
+from router.frontends.http.request_head import client_network, forwarded_for, read_target, trusted_proxies
 from router.guards import Bound, OutOfBounds
 from router.request.error_responses import headers_too_large, late_request, too_many_headers
-from router.request.inbound import Head, HeaderList, first_values
+from router.request.inbound import EVENT_STREAM, Head, HeaderList, first_values, media_type
 from router.request.reading import with_field
 
 log = structlog.get_logger()
-_edits = BodyEdits()
+_turns = FairTurns()
 
 CHUNK_BYTES = 62_000
 """Envoy takes at most 64 KiB in one message."""
@@ -265,8 +266,8 @@ class GatewayExchange:
         try:
             await self._edge.make_plain(self)
             if (model := self.head.named.get(MODEL_HEADER)) and self.refusal is None:  # it replaces the client's
-                change = partial(with_field, self.body, "model", model.decode("latin-1"))
-                self.body = await _edits.run(self.body, change)
+                change = self.body, "model", model.decode("latin-1")
+                self.body = await _turns.run(self.admitted.tenant, self.body, with_field, *change)
         except MalformedRequest as error:
             self.refuse(error)
         self.is_rewritten = self.body is not sent
@@ -374,3 +375,92 @@ def _split(headers: Iterable[Any]) -> tuple[dict[bytes, bytes], HeaderList]:
     pairs = [(one.key.lower(), one.raw_value or one.value) for one in headers]
     pseudo = {name: value for name, value in pairs if name.startswith(b":")}
     return pseudo, [pair for pair in pairs if not pair[0].startswith(b":")]
+
+
+MAX_WAITING = 4
+"""Messages that wait for the gateway before the pod does."""
+
+
+class AnsweringExchange(GatewayExchange):
+    """A `Downstream` whose pieces a task writes, one after the other, in the speed of the gateway."""
+
+    answers = True
+
+    def __init__(self, call: Any, terms: GatewayTerms) -> None:
+        super().__init__(call, terms)
+        self._messages = deque[bytes]()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def end(self) -> None:
+        """Wait until the gateway has all of the response. One that broke is not to look whole."""
+        if not self.started:
+            return
+        if not await self._drained():
+            self.was_reset = True
+        elif not self.response_complete:
+            await self._call.abort(grpc.StatusCode.UNAVAILABLE, "warmroute picker: the response has broken")
+
+    # --- `Downstream` ---
+
+    def start(self, status: int, headers: HeaderList) -> None:
+        self._answer, self.sends_events = headers, media_type(dict(headers)) == EVENT_STREAM
+        self.body = b""
+        self._memory.release(self)
+        message = ProcessingResponse()
+        sent = message.streamed_immediate_response.headers_response.headers.headers
+        for name, value in [(b":status", b"%d" % status), *headers]:
+            sent.add(key=name, raw_value=value)
+        self._send(message)
+
+    def put(self, piece: bytes) -> bool:
+        for begin in range(0, len(piece), CHUNK_BYTES):
+            self._send_piece(piece[begin : begin + CHUNK_BYTES], ends=False)
+        return len(self._messages) <= MAX_WAITING
+
+    async def ready(self) -> None:
+        """Wait until the gateway has taken what was put. One whose client never reads is left."""
+        if self._writer is None or self._writer.done():
+            await asyncio.sleep(0)
+            return
+        self.was_slow = True
+        if not await self._drained() and self._task is not None:
+            self._task.cancel()
+            await asyncio.sleep(0)
+
+    async def _drained(self) -> bool:
+        """Wait until the gateway has taken what was put. One that takes nothing for a while gets a status after what
+        gRPC has of the response: return False."""
+        waiting = {self._writer} if self._writer is not None else set()
+        while waiting:
+            before = len(self._messages)
+            _, waiting = await asyncio.wait(waiting, timeout=self._limits.slow_read_timeout_s)
+            if waiting and len(self._messages) == before:
+                waiting.pop().cancel()
+                why = "warmroute picker: the response was not read"
+                with suppress(TimeoutError, grpc.aio.BaseError):
+                    async with asyncio.timeout(0):
+                        await self._call.abort(grpc.StatusCode.UNAVAILABLE, why)
+                return False
+        return True
+
+    def finish(self) -> None:
+        self._send_piece(b"", ends=True)
+        self.response_complete = True
+
+    def _send_piece(self, piece: bytes, *, ends: bool) -> None:
+        message = ProcessingResponse()
+        body = message.streamed_immediate_response.body_response
+        body.body, body.end_of_stream = piece, ends
+        self._send(message)
+
+    def _send(self, message: Any) -> None:
+        self._messages.append(message.SerializeToString())
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.ensure_future(self._write())
+
+    async def _write(self) -> None:
+        """Where the gateway has reset the stream, gRPC cancels the request."""
+        with suppress(grpc.aio.BaseError):
+            while self._messages:
+                await self._call.write(self._messages.popleft())
+        self._messages.clear()

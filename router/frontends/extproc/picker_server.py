@@ -16,8 +16,7 @@ import grpc
 from router.addresses import join_address
 from router.config.schema import ListenTls, RouterConfig
 from router.errors import ConfigError
-from router.frontends.extproc.answering_exchange import AnsweringExchange
-from router.frontends.extproc.gateway_exchange import GatewayExchange, GatewayTerms
+from router.frontends.extproc.gateway_exchange import AnsweringExchange, GatewayExchange, GatewayTerms
 from router.frontends.extproc.messages import HealthCheckRequest, HealthCheckResponse
 from router.frontends.extproc.metadata import aliases
 from router.frontends.http.http_edge import HttpEdge

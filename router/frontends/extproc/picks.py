@@ -73,7 +73,7 @@ class PickForwarder(Forwarder):
             if isinstance(plan, Split) and self._runs_prefill:
                 handoff, body = await self.splits.open_prefill(tracker, plan)
             elif plan.pull is not None:
-                body = await self.pulls.body(context.request.body, plan.pod, plan.pull.holder)
+                body = await self.pulls.body(context, plan.pod, plan.pull.holder)
             if isinstance(body, WholeReply):
                 await self._answer(body, tracker, client)
                 return

@@ -23,8 +23,8 @@ from router.admission.tenant import Admitted
 from router.errors import BodyTooLarge, MalformedRequest, RouterError, UnsupportedEncoding, status_of
 from router.frontends.fair_turns import FairTurns
 from router.frontends.http.client_deadlines import Newcomers
-from router.frontends.http.cors import CorsPolicy, page_refusal
 from router.frontends.http.exchange import STATUS_LINES, BodyHolder, BodyMemory, date_line
+from router.frontends.http.request_head import CorsPolicy, page_refusal
 from router.request.effects import Downstream
 from router.request.error_responses import error_body, error_headers, headers_too_large
 from router.request.inbound import Head, HeaderList, Trace
@@ -126,6 +126,8 @@ class HttpEdge:
             return BodyTooLarge(f"The request body has {int(declared)} bytes, more than {limit}.")
         if b"content-encoding" in named and not is_accepted(head.headers):
             return UnsupportedEncoding("Send the request body plain, or with `content-encoding: gzip` or `zstd`.")
+        if len(named) != len(head.headers) and sum(name == b"content-type" for name, _ in head.headers) > 1:
+            return MalformedRequest("There are several Content-Type headers; send one.")
         return page_refusal(head.method, named, self.cors) if b"origin" in named else None
 
     # --- requests that no pod answers ---
@@ -172,8 +174,8 @@ class HttpEdge:
         if len(body) <= UNPACKED_INLINE_BYTES:
             plain = unpack(body, encoding, UNPACKED_INLINE_BYTES)
         if plain is None or len(plain) > UNPACKED_INLINE_BYTES:
-            async with self._unpacking.turn(client.admitted.tenant, len(body), len(body)):
-                plain = await asyncio.to_thread(unpack, body, encoding, max_bytes)
+            tenant, arguments = client.admitted.tenant, (body, encoding, max_bytes)
+            plain = await self._unpacking.run(tenant, body, unpack, *arguments, inline_bytes=0)
         more_bytes = max(len(plain) - len(body), 0)
         is_held = self.body_memory.take(client, more_bytes, max_bytes, asyncio.get_running_loop().time())
         client.body = plain if is_held else b""

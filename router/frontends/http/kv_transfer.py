@@ -29,7 +29,7 @@ from router.engines.handoff.addresses import foreign_address
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
-from router.frontends.body_edits import BodyEdits
+from router.frontends.fair_turns import FairTurns
 from router.frontends.http.relay import RESPONSE, AnyReply, DecodeReply, WholeReply, as_stream, read_all
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
@@ -141,7 +141,7 @@ class SplitExecutor:
         self._facts = facts
         self._metrics = metrics
         self._calibrator = state.calibrator
-        self._edits = BodyEdits()
+        self._turns = FairTurns()
         self._warned: set[PodId] = set()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
@@ -169,7 +169,7 @@ class SplitExecutor:
             offered = self._offered(attempt, await self._prefill(attempt))
             if isinstance(offered, WholeReply):
                 return attempt, offered
-            edited = await self._edits.run(attempt.context.request.body, partial(attempt.body_after, offered))
+            edited = await self._edited(attempt, offered)
             return attempt, attempt.decode_body(offered, self._fleet, edited)
         except BaseException as error:
             self._count(attempt, attempt.failed_by(error))
@@ -198,13 +198,15 @@ class SplitExecutor:
 
     # --- the prefill request ---
 
+    async def _edited(self, attempt: SplitAttempt, offered: Handoff | None) -> bytes:
+        context = attempt.context
+        return await self._turns.run(context.tenant, context.request.body, attempt.body_after, offered)
+
     async def _prefill(self, attempt: SplitAttempt) -> WholeReply:
         """The whole response: a 200, or a refusal of the request."""
-        pod = attempt.pair.prefill
-        request = attempt.context.request
-        prefill_body = partial(attempt.dialect.prefill_body, request.endpoint, request.body, attempt.pair)
-        body = await self._edits.run(request.body, prefill_body)
-        head = attempt.context.head
+        pod, context = attempt.pair.prefill, attempt.context
+        head, request, edit = context.head, context.request, attempt.dialect.prefill_body
+        body = await self._turns.run(context.tenant, request.body, edit, request.endpoint, request.body, attempt.pair)
         reply = await self._sender.send_once(head, pod, lambda: body, "prefill")
         response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
         if head.trace is not None:
@@ -284,7 +286,7 @@ class SplitExecutor:
     ) -> DecodeReply:
         """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
         head, pod = attempt.context.head, attempt.pair.decode
-        edited = await self._edits.run(attempt.context.request.body, partial(attempt.body_after, offered))
+        edited = await self._edited(attempt, offered)
         body = partial(attempt.decode_body, offered, self._fleet, edited)
         reply = await self._sender.send_once(head, pod, body, "decode")
         attempt.reply = reply
@@ -345,15 +347,13 @@ class PullExecutor:
         self._fleet = fleet
         self._facts = facts
         self._sender = sender
-        self._edits = BodyEdits()
+        self._turns = FairTurns()
 
     async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> Reply:
         """The pod's response. Raises `UpstreamError`."""
         context, is_last = tracker.context, tracker.is_last
-        own = context.request.body
-        body = await self.body(own, pod, holder)
-        if body is None:
-            return await self._sender.send(context.head, pod, own)
+        if (body := await self.body(context, pod, holder)) is None:
+            return await self._sender.send(context.head, pod, context.request.body)
         pull_body = body
         reply = await self._sender.send_once(context.head, pod, lambda: pull_body)
         if reply.status >= 400 and reply.status not in RETRY_STATUSES and not is_last:
@@ -361,13 +361,11 @@ class PullExecutor:
             raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")
         return reply
 
-    async def body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
+    async def body(self, context: RequestContext, pod: Pod, holder: PodId) -> bytes | None:
         """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""
-        return await self._edits.run(body, partial(self._body, body, pod, holder))
-
-    def _body(self, body: bytes, pod: Pod, holder: PodId) -> bytes | None:
-        status = self._fleet.status(holder)
+        status, body = self._fleet.status(holder), context.request.body
         facts = self._facts(status.pod, pod.pulls) if status else None
         if status is None or facts is None:
             return None
-        return DIALECTS[pod.pulls].pull_body(body, Pair(status.pod, pod, secrets.randbits(63), facts))
+        pair = Pair(status.pod, pod, secrets.randbits(63), facts)
+        return await self._turns.run(context.tenant, body, DIALECTS[pod.pulls].pull_body, body, pair)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from codecs import utf_8_decode
-from collections.abc import Callable
 from copy import copy
 from secrets import randbits
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,8 +26,6 @@ SLICE_BYTES = 128 * 1024
 """Checked at once: at most 3 ms."""
 HASHED_BYTES = 4 * 1024 * 1024
 """Looked up at once: 0.3 ms."""
-DECODED_INLINE_BYTES = 1024 * 1024
-"""Larger bodies are decoded in a thread."""
 MAX_COUNTED = 4096
 """Beginnings of bodies whose counts are remembered, about 300 bytes each."""
 LEADING_BYTES = 1024
@@ -48,7 +44,6 @@ _STRUCTURE = b"{[]}:"
 _OTHERS = bytes(set(range(256)).difference(_STRUCTURE))
 _DEPTH_CHANGES = np.zeros(256, np.int64)
 _DEPTH_CHANGES[list(b"{[")], _DEPTH_CHANGES[list(b"]}")] = 1, -1
-_Result = TypeVar("_Result")
 
 
 class ItemCounter(msgspec.Struct, gc=False):
@@ -130,15 +125,6 @@ class LargeBodies:
     def needs_check(self, body: bytes) -> bool:
         """Whether a body is so large that it might have too many items."""
         return len(body) > 2 * self._max_items
-
-    async def decode(self, tenant: Tenant, body: bytes, work: Callable[..., _Result], *arguments: Any) -> _Result:
-        """The result of `work(*arguments)`, which decodes a checked body. Larger ones are decoded in a thread, one at a
-        time: a call of a JSON decoder holds the interpreter in any thread, but the event loop runs between two
-        calls."""
-        if len(body) <= DECODED_INLINE_BYTES:
-            return work(*arguments)
-        async with self._turns.turn(tenant, len(body), len(body)):
-            return await asyncio.to_thread(work, *arguments)
 
     async def check(self, endpoint: Endpoint, body: bytes, tenant: Tenant = OPEN_TENANT) -> None:
         """Raises `MalformedRequest` for a JSON object with too many items, or that is not UTF-8: the decoder does not

@@ -24,15 +24,14 @@ from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.config.schema import Edge, Limits
 from router.endpoints import endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
-from router.errors import MalformedRequest, MethodNotAllowed, RouterError, Stopping, UpstreamError
-from router.frontends.body_edits import BodyEdits
+from router.errors import MethodNotAllowed, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
-from router.frontends.http.cors import CorsPolicy
 from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
+from router.frontends.http.request_head import CorsPolicy
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import id_in_path
 from router.observe.tracing import Tracing
@@ -83,10 +82,9 @@ class OpenAiEdge(HttpEdge):
         self._edge = edge
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
-        turns = FairTurns()
+        self._turns = turns = FairTurns()
         self._large_bodies = LargeBodies(limits.max_json_items, turns)
         self._forms = Forms(turns, trusted=edge.trust_engine_fields)
-        self._body_edits = BodyEdits()
         self._bursts = BurstPlaces()
         self.in_flight = FairBound(limits.max_in_flight, "requests in flight", "limits.max_in_flight")
 
@@ -133,14 +131,6 @@ class OpenAiEdge(HttpEdge):
         hold = self._endings.receive(tenant, endpoint_of(head.path))
         return (admitted, hold) if isinstance(hold, RouterError) else (Admitted(owner, tenant, hold), None)
 
-    def fault(self, head: Head) -> RouterError | None:
-        if (found := super().fault(head)) is not None:
-            return found
-        named, headers = head.named, head.headers
-        if len(named) != len(headers) and sum(name == b"content-type" for name, _ in headers) > 1:
-            return MalformedRequest("There are several Content-Type headers; send one.")
-        return None
-
     # --- requests ---
 
     async def serve(self, client: AnyExchange) -> None:
@@ -157,7 +147,8 @@ class OpenAiEdge(HttpEdge):
                     async with self.response_turns.turn(admitted.tenant, 0, len(client.body)):
                         await asyncio.sleep(0)
             context = await self._read(client)
-            self._has_arrived(admitted)
+            if admitted.hold is not None:
+                self._endings.has_arrived(admitted.hold)
             if len(client.body) > READ_ALONE_BYTES:
                 await asyncio.sleep(0)
             await self._forwarder.forward(context, client)
@@ -174,12 +165,9 @@ class OpenAiEdge(HttpEdge):
         finally:
             if is_counted:
                 self.in_flight.give_back(owner, 1)
-            self._has_arrived(admitted)
+            if admitted.hold is not None:
+                self._endings.has_arrived(admitted.hold)
             client.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
-
-    def _has_arrived(self, admitted: Admitted) -> None:
-        if admitted.hold is not None:
-            self._endings.has_arrived(admitted.hold)
 
     async def _read(self, client: AnyExchange) -> RequestContext:
         """Parse and check the request. Raises why it is refused: a `ClientError`, or `NoReadyPod` if no pod of its
@@ -228,7 +216,7 @@ class OpenAiEdge(HttpEdge):
             return request
         if fields.asks_usage:
             return replace(request, usage=UsageShown.AT_END)
-        body = await self._body_edits.run(request.body, partial(with_usage_asked, request.body))
+        body = await self._turns.run(client.admitted.tenant, request.body, with_usage_asked, request.body)
         return replace(request, usage=UsageShown.NONE, body=body)
 
     async def read(
@@ -245,12 +233,13 @@ class OpenAiEdge(HttpEdge):
         read = partial(self._reader.read, sees_response=sees_response)
         if self._large_bodies.needs_check(body):
             await self._large_bodies.check(endpoint, body, tenant)
-            return await self._large_bodies.decode(tenant, body, read, endpoint, named, body, request_id, tenant)
+            return await self._turns.run(tenant, body, read, endpoint, named, body, request_id, tenant)
         return read(endpoint, named, body, request_id, tenant)
 
     def abandoned(self, client: AnyExchange) -> None:
         """Settle a request whose client disconnected before it was served."""
-        self._has_arrived(client.admitted)
+        if client.admitted.hold is not None:
+            self._endings.has_arrived(client.admitted.hold)
         self._endings.abandoned(endpoint_of(client.head.path), client.admitted.tenant.name)
 
     def standalone_error(self, error: RouterError) -> bytes:

@@ -20,9 +20,7 @@ from uvicorn.server import ServerState
 
 from router.admission.tenant import Admitted
 from router.errors import BodyTooLarge, MalformedRequest, MethodNotAllowed, RouterError
-from router.frontends.http.client_address import client_network, forwarded_for, host_in, trusted_proxies
 from router.frontends.http.client_deadlines import ClientDeadlines, has_unread
-from router.frontends.http.cors import answer_preflight, is_preflight
 from router.frontends.http.exchange import (
     MAX_COMPARED,
     PROGRESS_BYTES,
@@ -31,7 +29,18 @@ from router.frontends.http.exchange import (
     Exchange,
     Serve,
 )
-from router.frontends.http.request_head import check_head, head_without_upgrade, parse_refusal, read_target
+from router.frontends.http.request_head import (
+    answer_preflight,
+    check_head,
+    client_network,
+    forwarded_for,
+    head_without_upgrade,
+    host_in,
+    is_preflight,
+    parse_refusal,
+    read_target,
+    trusted_proxies,
+)
 from router.request.error_responses import headers_too_large, late_request, too_many_headers
 from router.request.inbound import Head, HeaderList, first_values
 
@@ -171,29 +180,36 @@ class EdgeProtocol(ClientConnection):
             self._drop(len(data))
             return
         self._unread_bytes += len(data)
+        parsed = 0
         try:
-            self._feed(data)
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            parsed = upgrade.args[0]
         except httptools.HttpParserError as error:
             self._reject_client(parse_refusal(error))
+        if parsed:
+            self._feed_again(memoryview(data)[parsed:])
         if self._boundary_seen and not self._rejected:
             self._boundary_seen = False
             self._set_deadline()
         if self._unread_bytes > self._limits.max_header_bytes and not self._rejected:
             self._reject_client(headers_too_large(self._limits))
 
-    def _feed(self, data: bytes) -> None:
-        """Parse these bytes, and a head with an Upgrade header again without it, as if the client had not sent it (RFC
-        9110 7.8). httptools does not parse the body of a request to upgrade: it would become the next request."""
-        rest: bytes | memoryview = data
+    def _feed_again(self, rest: memoryview) -> None:
+        """Parse a head with an Upgrade header again without it, as if the client had not sent it (RFC 9110 7.8), and
+        the rest. httptools does not parse the body of a request to upgrade: it would become the next request."""
         while True:
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            self.parser = httptools.HttpRequestParser(self)
             try:
+                self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]
-            method, version = self.parser.get_method(), self.parser.get_http_version()
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.feed_data(head_without_upgrade(method, self.url, version, self.headers))
+                rest = rest[upgrade.args[0] :]
+            except httptools.HttpParserError as error:
+                self._reject_client(parse_refusal(error))
+                return
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -211,7 +227,8 @@ class EdgeProtocol(ClientConnection):
         if self.transport.is_closing():
             self._deadlines.await_reading()
             return
-        self.resume_reading()
+        if self.read_paused:
+            self.resume_reading()
         if self._rejected and not self.pipeline:
             self._end_connection()
             return

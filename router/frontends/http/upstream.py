@@ -30,7 +30,7 @@ from router.frontends.http.connection import Connection, UpstreamMessage
 from router.frontends.http.headers import HeaderRules, request_head, request_message
 from router.frontends.http.relay import RESPONSE, read_all
 from router.request.inbound import Head, HeaderList
-from router.types import NO_TLS_FILES, Pod, PodId
+from router.types import NO_TLS_FILES, Pod, PodId, PodTls
 
 IDLE_EXPIRY_S = 3.0
 """uvicorn-based engines close an idle connection after 5 s; ours must be closed earlier."""
@@ -80,9 +80,17 @@ class Reply:
 
 
 class UpstreamPool:
-    """Connections to one pod, over the network or over a Unix socket."""
+    """Connections to one pod, over the network or over a Unix socket; or to another server, with this `tls`."""
 
-    def __init__(self, pod: PodId, url: str, limits: Limits, socket: str = "", served: Pod | None = None) -> None:
+    def __init__(
+        self,
+        pod: PodId,
+        url: str,
+        limits: Limits,
+        socket: str = "",
+        served: Pod | None = None,
+        tls: PodTls = NO_TLS_FILES,
+    ) -> None:
         parts = split_url(url)
         self._bearer_file = served.bearer_file if served else ""
         self._bearer_env = served.bearer_env if served else ""
@@ -96,7 +104,7 @@ class UpstreamPool:
         self.path_prefix = parts.path.rstrip("/").encode()
         self._host, self._port = url_address(url)
         self._socket = socket
-        self._tls = tls_of(served.tls if served else NO_TLS_FILES) if parts.scheme == "https" else None
+        self._tls = tls_of(served.tls if served else tls) if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
 
     @property

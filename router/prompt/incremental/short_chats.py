@@ -7,7 +7,7 @@ samples are the first messages, the last ones, and the last one of every kind; i
 before its end, the whole prompt is rendered.
 
 This is not a proof for every template. `can_continue` tries one out, the start of each short chat is compared with the
-start of the whole prompt, and `frontends/prompt_check.py` compares samples of the traffic.
+start of the whole prompt, and `frontends/prompt_readers.py` compares samples of the traffic.
 """
 
 from __future__ import annotations
