@@ -121,7 +121,7 @@ async def test_the_page_is_used_by_keyboard(browser: Any, admin_url: str) -> Non
         for _ in range(3):  # the link to the content, Now, Requests
             await page.keyboard.press("Tab")
         await page.keyboard.press("Enter")
-        await page.wait_for_function("document.activeElement.id === 'title-requests'")
+        await page.wait_for_selector("#title-requests:focus")
         await page.focus("#recent a")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("#request .bar")
