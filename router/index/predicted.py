@@ -183,7 +183,8 @@ class PredictedIndex:
             held.pending -= 1
             run = run.parent
         self._close(prediction)
-        evicted = self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+        excess = dispatched.blocks - capacity_blocks
+        evicted = self._drop_oldest(pod, dispatched, excess) if excess > 0 else ()
         if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number

@@ -114,7 +114,7 @@ class RequestDecisions:
         turn, evicted = self._turns[model] + 1, state.store.evicted.get(request.model)
         if counted:
             self._turns[model] = turn
-            if prompt and evicted is not None:
+            if prompt and evicted is not None:  # a client may make up a model
                 evicted.requested(prompt.hashes, match.blocks, now_s, prompt.generation.block_size_tokens)
         return Scene(
             request=request,
