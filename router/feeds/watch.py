@@ -23,6 +23,9 @@ Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
 """The same for a POST of JSON."""
 
+TICK_S = 0.002
+"""The resolution of timers: one that ends earlier would find nothing due, again and again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -111,7 +114,7 @@ class _Lane:
             return
         waits = [max(t.next_s - now_s, 0) or t.check.every_s(status) for t in self.turns if not t.is_done]
         if waits:
-            self._timer = asyncio.get_running_loop().call_later(min(waits), self._look)
+            self._timer = asyncio.get_running_loop().call_later(min(waits) + TICK_S, self._look)
 
     def _due(self, status: PodStatus, now_s: float) -> Turn | None:
         waiting = (turn for turn in self.turns if turn.next_s <= now_s and not turn.is_done)

@@ -38,7 +38,6 @@ EXCEPTIONS = {
     "feeds/self_test.py:ContinuationTest._answer": "a body of the router's own",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
     "frontends/http/large_bodies.py:ItemCounter._count_fields": _ARRAY,
-    "frontends/http/openai_edge.py:OpenAiEdge.read": "hands a client's body to its readers",
     "frontends/http/relay.py:as_stream": _CLIENT,
     "index/events.py:_fields": "parts of an event, which `EVENT` bounds",
     "index/events.py:_keys": "parts of an event, which `EVENT` bounds",

@@ -5,7 +5,7 @@ template only repeats the contents of messages: for one sequence of roles, most 
 contents, which are stripped or unchanged. A skeleton is that fixed text. It is found by rendering placeholders. It is
 not exact for every content: a template may handle `</think>` inside a content differently. So all words in the
 template's source are tried as contents. A word that changes the output is a guard word; chats that contain one are
-rendered by the template. What these trials miss, the comparison in `frontends/prompt_check.py` finds.
+rendered by the template. What these trials miss, the comparison in `frontends/prompt_readers.py` finds.
 """
 
 from __future__ import annotations
