@@ -27,7 +27,7 @@ class Asked(BaseHTTPRequestHandler):
         Asked.last = self.headers.get("authorization", "")
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps(Asked.pods).encode())
+        self.wfile.write(json.dumps(Asked.pods if self.path == "/admin/pods" else {}).encode())
 
     def do_POST(self) -> None:
         """A drain, as answered by versions that know no labels."""
@@ -95,4 +95,4 @@ def test_a_pod_of_an_older_router_is_drained(url: str, typed: Typed, monkeypatch
     """Its answer names no routers: it knows of its own drains alone."""
     monkeypatch.setattr(Asked, "pods", [{"id": "a", "url": "http://a"}])
     ended = typed("pods", "drain", "a")
-    assert (ended.code, ended.out, ended.err) == (0, "a: draining\n", "a: known to this router alone\n")
+    assert (ended.code, ended.out, ended.err) == (0, "a: draining\n", "a: drained; known to this router alone\n")

@@ -17,7 +17,7 @@ from tests.cli.conftest import Typed
 def names(tmp_path: Path) -> Iterator[dict[str, object]]:
     """What the commands name: a taken port, a folder, and a file that is not text."""
     binary = tmp_path / "binary.jsonl"
-    binary.write_bytes(b"\xff\xfe\x00")
+    binary.write_bytes(b"\xff\xfe\x00\n")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 UNQUOTED = b'vllm:num_requests_running{engine="0"} 0\nvllm:num_requests_waiting{' + b"a" * 60_000 + b"} 1\n"
 WAITING = b"".join(b'vllm:num_requests_waiting{engine="%d"} 1e308\n' % rank for rank in range(4))
 ENORMOUS = b"#" * METRICS.max_bytes
+WHOLE_PAGES = {"metrics_filter": "ignored"}
+"""A pod that filters its metrics would send little."""
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def first_pod_reports(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 @pytest.mark.parametrize("pods", [1, 2])
 async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[bytes], page: bytes, pods: int) -> None:
     """By a good pod, or by the only one."""
-    async with deploy(pods=pods) as deployment:
+    async with deploy(pods=pods, engine=WHOLE_PAGES) as deployment:
         first_pod_reports.append(page)  # once all pods are trusted: an ejected one would not become so
         for number in range(6):
             assert (await deployment.chat(opening(f"evil {number}"))).status_code == 200
@@ -57,7 +59,7 @@ async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[byte
 
 async def test_a_pod_with_enormous_metrics_is_ejected_by_name(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
     """With the reason, where operators look for it."""
-    async with deploy(pods=2) as deployment:
+    async with deploy(pods=2, engine=WHOLE_PAGES) as deployment:
         first_pod_reports.append(ENORMOUS)
         await deployment.until(lambda: deployment.ready() == 1)
         reasons = [pod["state_reason"] for pod in await deployment.pods() if pod["state"] == "ejected"]
