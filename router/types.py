@@ -252,5 +252,7 @@ class Scene(msgspec.Struct, frozen=True, gc=False):
     congestion: Congestion = Congestion()
     """How busy the pods are that compute the prompts of this model."""
     pictures: tuple[ScenePicture, ...] = ()
+    learnt_reuse: float = 0.0
+    """Expected number of requests that would have used a block that is evicted now, as learnt for this model."""
     expected_output_tokens: int = PRIOR_OUTPUT_TOKENS
     """Expected length of the answer, as learnt for this model and limited by the client."""

@@ -126,6 +126,7 @@ WORTH = (
     "By the pods' calibrated coefficients. chosen: where requests were sent. round_robin, least_load: with the caches"
     " that pods would have then. These equal chosen while the error is above 3 points."
 )
+EVICTED = "Learnt number of requests that would have used an evicted block: above 0.5, larger caches pay."
 
 OVERVIEW = Dashboard(
     "overview",
@@ -214,6 +215,9 @@ HITS = Dashboard(
                 _gauge("Error of their cached share", "percentunit", "max", of_decisions.PLACED_ERROR, "model"),
                 _quantiles("Depth of prefixes in tokens", of_requests.PREFIX_DEPTH, "model", unit="short"),
                 _quantiles("Interval between uses of a prefix", of_requests.REUSE_INTERVAL_S, "model"),
+                _gauge("Evicted blocks needed again", "none", "max", of_decisions.EVICTED_REUSE, "model", EVICTED),
+                _rate("Tokens needed within a minute of eviction", "short", of_decisions.EVICTED_SOON_TOKENS, "model"),
+                _rate("Their prefill seconds", "none", of_decisions.EVICTED_SOON_S, "model", "Each second: pods."),
                 _quantiles("Predicted against reported cached tokens", of_requests.CACHED_ERROR, "model", unit="short"),
             ),
         ),

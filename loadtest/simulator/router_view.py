@@ -94,11 +94,12 @@ class RouterSettings:
 
 
 class HashStore(LocalStore):
-    """A store of pods that announce hashes: simulated prompts have no tokens to hash. A hit on each of `ruled` is what
-    `rule` says."""
+    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash. A hit on
+    each of `ruled` is what `rule` says."""
 
-    def __init__(self, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
+    def __init__(self, model: str, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
         super().__init__()
+        self._model = model
         self._rule = rule
         self._ruled = frozenset(ruled if rule else ())
         self._masks = HolderMasks()
@@ -124,6 +125,8 @@ class HashStore(LocalStore):
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
         self.predicted.apply(pod, change)
+        if not change.held and not change.layer:
+            self.evicted[self._model].evicted(pod, change, self._masks.held(pod))
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         known = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
@@ -161,7 +164,7 @@ class RouterView:
         self.streams = Counter[PodId]()
         fleet = _fleet_of(self._pods, self._links)
         rule = self._settings.rule if self._settings.knowledge.kv_groups else None
-        self.store = HashStore([pod.id for pod in self._pods], rule)
+        self.store = HashStore(self._pods[0].base_model, [pod.id for pod in self._pods], rule)
         state = FleetState(
             fleet=fleet,
             ledger=Ledger(),

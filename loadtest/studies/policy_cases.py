@@ -43,8 +43,8 @@ PEERS = ("mooncake_conductor", "lmetric", "llm_d", "llm_d_weighted", "dynamo", "
 CONVERSATION, AGENTS = "conversation_trace.jsonl", "agent_sessions.jsonl"
 JITTER_S = 3.0
 CONSTANTS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Values of `eviction.reuse` in place of the default."""
-CONSTANT = "extends: {base}\nname: {name}\nabout: A constant.\ncosts: {{eviction: {{reuse: {value}}}}}\n"
+"""Values of `eviction.reuse` in place of the learnt one."""
+CONSTANT = "extends: {base}\nname: {name}\nabout: A constant.\ncosts: {{eviction: {{reuse: {value}, learnt: 0.0}}}}\n"
 
 
 @dataclass(frozen=True, slots=True)

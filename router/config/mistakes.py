@@ -62,7 +62,6 @@ REMOVED_KEYS = {
     "KubernetesPods.service": "write the `selector` of the Service, or name a headless one under `dns`",
     "Receipts.redis_maxlen": "write `file`, and let a log shipper collect the files of several routers",
     "PolicySpec.shadow": "record receipts, and compare policies with `warmroute replay`",
-    "EvictionTerm.learnt": "remove the key: evictions are priced by the constant `reuse`, 1.0 in cost_aware",
     "PolicySpec.slo": "write `slo: {ttft_ms: ..}` at the model's entry of `models` in router.yaml",
     "AdmissionConfig.slo": "write `slo: {ttft_ms: 2000, tpot_ms: 100, idle_prefills: 3}` at each entry of `models`",
     "FleetSpec.slo": "write it at the model's entry in router.yaml, and add --config router.yaml; or use --slo",

@@ -7,11 +7,12 @@ up. This file does not handle sequence numbers or sockets.
 from __future__ import annotations
 
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence, Set
 
 from router.hashing import generation_seed, hash_blocks, hashes_ahead, token_array
 from router.index.cluster import ClusterIndex
+from router.index.evicted import EvictedBlocks
 from router.index.hit_probe import CacheHabits, described
 from router.index.holder_blocks import HolderBlocks
 from router.index.holders import KnownHolder
@@ -95,6 +96,8 @@ class BlockMap:
     def __init__(self, index: ClusterIndex | None = None) -> None:
         self._masks = HolderMasks(scatter=secrets.randbits(64))
         self._index = index
+        self.evicted = index.evicted if index is not None else defaultdict[str, EvictedBlocks](EvictedBlocks)
+        """By model, how often evicted blocks are requested again."""
         self._caches: dict[PodId, PodCache] = {}
         self._unknown = PodCache("", Generation(model=""), self._masks)
         self._removed: deque[HolderBlocks] = deque()
@@ -131,6 +134,7 @@ class BlockMap:
             self.unnamed.discard(pod)
             if self._ahead_tokens.pop(pod, 0):
                 self.aheads = frozenset(self._ahead_tokens.values())
+            self.evicted[cache.generation.model].holds(pod, 0)
             self._removed.append(cache.blocks)
 
     def learn(self, pod: PodId, habits: CacheHabits | None) -> None:
@@ -161,6 +165,8 @@ class BlockMap:
         self._follow(cache, rule)
         for change in changes:
             self._masks.apply(pod, change)
+            if not change.held and not change.layer:
+                self.evicted[cache.generation.model].evicted(pod, change, self._masks.held(pod))
         return changes
 
     def _follow(self, cache: PodCache, before: HitRule | None) -> None:

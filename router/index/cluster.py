@@ -8,12 +8,14 @@ Redis I/O and reads no clock.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
 from router.hashing import hashes_ahead
+from router.index.evicted import EvictedBlocks
 from router.index.hit_probe import CacheHabits
 from router.index.holders import (
     HolderFacts,
@@ -63,6 +65,8 @@ class ClusterIndex:
     def __init__(self, *, holder_ttl_s: float, max_bytes: int | None = None, scatter: int = SCATTER) -> None:
         self._holder_ttl_s = holder_ttl_s
         self.masks = HolderMasks(max_bytes, scatter)
+        self.evicted = defaultdict[str, EvictedBlocks](EvictedBlocks)
+        """By model."""
         self.holders = Holders()
 
     def match(self, prefix: PromptPrefix) -> dict[PodId, BlocksByTier]:
@@ -141,6 +145,8 @@ class ClusterIndex:
             self.masks.apply(name, change)
             if pod := self.holders.pod_ids.get(known.name):
                 on_change(pod, change)
+            if not change.held and not known.reloading and not change.layer:
+                self.evicted[known.generation.model].evicted(name, change, self.masks.held(name))
         if entry.kind is EntryKind.SEAL and known.reloading:
             known.reloading = False
             self.masks.rename(_collected_name(known.name), known.name)
@@ -180,6 +186,7 @@ class ClusterIndex:
     def drop(self, holder: KnownHolder) -> None:
         self.masks.forget(holder.name)
         self.masks.forget(_collected_name(holder.name))
+        self.evicted[holder.generation.model].holds(holder.name, 0)
         self.holders.drop(holder.name)
 
     def expire(self, now_s: float) -> list[KnownHolder]:

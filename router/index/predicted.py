@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
+from router.hashing import hash_array
 from router.index.shared import common_blocks
 from router.types import BlockChange, BlockHash, BlocksByTier, PodId
 
@@ -150,12 +152,13 @@ class PredictedIndex:
             self.checkpoints.begin(pod, ends)
         return prediction
 
-    def confirm(self, prediction: Prediction, now_s: float) -> None:
+    def confirm(self, prediction: Prediction, now_s: float) -> Sequence[BlockHash]:
         """The pod has computed the prompt. Its last blocks count as least recent: engines evict from the end. The time
-        to live applies to all blocks of the pod. No effect if it has ended or been confirmed. O(runs)."""
+        to live applies to all blocks of the pod. No effect if it has ended or been confirmed. Returns the blocks that
+        exceed the pod's capacity: it keeps as many as that. O(runs)."""
         dispatched, run = prediction._dispatched, prediction._run
         if run is None or prediction.until_s < math.inf:
-            return
+            return ()
         pod, ttl_s, capacity_blocks = prediction.pod, prediction.ttl_s, prediction.capacity_blocks
         queue, number = dispatched.queue, prediction.number
         if (ttl_s != dispatched.ttl_s and queue) or (capacity_blocks is not None and not queue):
@@ -168,7 +171,7 @@ class PredictedIndex:
                 self._end_those(pod, (last,), until_s)
             prediction.until_s = until_s
             heappush(self._deadlines, (prediction.until_s, pod, last))
-            return
+            return ()
         queue.append(_Dispatch(number, now_s, run))
         while run is not None:
             held, length = run.held[pod], len(run.blocks)
@@ -180,11 +183,13 @@ class PredictedIndex:
             held.pending -= 1
             run = run.parent
         self._close(prediction)
-        self._drop_oldest(pod, dispatched, dispatched.blocks - capacity_blocks)
+        excess = dispatched.blocks - capacity_blocks
+        evicted = self._drop_oldest(pod, dispatched, excess) if excess > 0 else ()
         if len(queue) > 2 * dispatched.runs + MAX_STALE_DISPATCHES:
             dispatched.queue = deque(
                 one for one in queue if one.run and (own := one.run.held.get(pod)) and own.number == one.number
             )
+        return evicted
 
     def withdraw(self, prediction: Prediction) -> None:
         """The pod has not computed the prompt. No effect after `confirm`, or if it has ended."""
@@ -301,27 +306,33 @@ class PredictedIndex:
         if dispatched.queue:
             heappush(self._expiries, (dispatched.queue[0].at_s + ttl_s, pod))
 
-    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> None:
+    def _drop_oldest(self, pod: PodId, dispatched: _PodDispatches, blocks: int) -> array[int]:
+        """The dropped blocks."""
+        found = hash_array()
         while blocks > 0:
-            blocks -= self._drop_tail(pod, dispatched, blocks)
+            dropped = self._drop_tail(pod, dispatched, blocks)
+            blocks -= len(dropped)
+            found.extend(dropped)
+        return found
 
-    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> int:
+    def _drop_tail(self, pod: PodId, dispatched: _PodDispatches, max_blocks: int) -> Sequence[BlockHash]:
         """Drop up to `max_blocks` from the end of the oldest dispatch's last run. An empty run is removed from the
-        dispatch, a dispatch without runs from the queue. Returns the number of dropped blocks."""
+        dispatch, a dispatch without runs from the queue. Returns the dropped blocks."""
         oldest = dispatched.queue[0]
         run = oldest.run
         if run is None or (held := run.held.get(pod)) is None or held.number != oldest.number:
             dispatched.queue.popleft()
-            return 0
+            return ()
         dropped = min(held.blocks, max_blocks)
         dispatched.blocks -= dropped
         held.blocks -= dropped
+        blocks = run.blocks[held.blocks : held.blocks + dropped]
         if not held.blocks:
             held.number = 0
             dispatched.runs -= 1
             self._remove_if_unused(run, pod, held)
             oldest.run = run.parent
-        return dropped
+        return blocks
 
     def _remove_if_unused(self, run: _PredictedRun, pod: PodId, held: _Held) -> None:
         if not held.number and not held.pending:

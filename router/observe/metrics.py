@@ -98,6 +98,19 @@ class Metrics(Counters):
         self[of_decisions.CONFIDENCE].replace(confidences)
         self[of_decisions.CALIBRATION_ERROR].replace(errors)
 
+    def observe_evicted(self, soon_tokens: Mapping[str, float], fleet: FleetSnapshot) -> None:
+        """Count tokens that were evicted too soon; new ones are priced by the mean speed of the pods now."""
+        ms_per_token: dict[str, list[float]] = {}
+        for status in fleet.pods:
+            for model in status.pod.models[:1]:
+                ms_per_token.setdefault(model, []).append(status.pod.speed.c1_ms_per_token)
+        for model, tokens in soon_tokens.items():
+            counted, values = self[of_decisions.EVICTED_SOON_TOKENS].labels(model), ms_per_token.get(model, [])
+            if values:
+                seconds = (tokens - counted.value) * sum(values) / len(values) / 1000
+                self[of_decisions.EVICTED_SOON_S].labels(model).inc(seconds)
+            counted.set(tokens)
+
     def observe_policies(self, set_version: str, versions: Mapping[str, str]) -> None:
         found = {(name, version, set_version): 1.0 for name, version in versions.items()}
         self[of_decisions.POLICY_INFO].replace(found)

@@ -67,6 +67,7 @@ class SceneFacts(RequestInputs, frozen=True, gc=False):
     degraded: bool = False
     congestion: Congestion = Congestion()
     pictures: tuple[ScenePicture, ...] = ()
+    learnt_reuse: float = 0.0
     expected_output_tokens: _Count = PRIOR_OUTPUT_TOKENS
 
 
@@ -144,6 +145,7 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         match.degraded,
         scene.congestion,
         scene.pictures,
+        scene.learnt_reuse,
         scene.expected_output_tokens,
         match=match.blocks,
         inflight=scene.inflight,

@@ -16,6 +16,7 @@ from router.addresses import join_address, url_address, url_host
 from router.admission.tenant import Slo
 from router.decision import RouteDecision
 from router.errors import NoReadyPod
+from router.index.evicted import PRIOR_REUSE
 from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.observe.counters import Counters
 from router.observe.ended import RecordedDecision
@@ -110,9 +111,11 @@ class RequestDecisions:
             fleet = within(fleet, allowed)
             if not any(status.pod.serves(model) for status in fleet.pods):
                 raise NoReadyPod("None of the pods that the gateway allows serves the model.")
-        turn = self._turns[model] + 1
+        turn, evicted = self._turns[model] + 1, state.store.evicted.get(request.model)
         if counted:
             self._turns[model] = turn
+            if prompt and evicted is not None:  # a client may make up a model
+                evicted.requested(prompt.hashes, match.blocks, now_s, prompt.generation.block_size_tokens)
         return Scene(
             request=request,
             prompt=prompt,
@@ -125,6 +128,7 @@ class RequestDecisions:
             shared_blocks=self._shared_blocks(request.model, prompt, counted=counted) if prompt else 0,
             congestion=ledger.congestion(fleet, model, now_s),
             pictures=state.pictures.seen(prompt.pictures, fleet) if prompt and prompt.pictures else (),
+            learnt_reuse=PRIOR_REUSE if evicted is None else evicted.reuse,
             expected_output_tokens=state.output_lengths.expected_tokens(request, request.tenant),
         )
 

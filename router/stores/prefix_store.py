@@ -17,6 +17,7 @@ from router.index.hit_probe import CacheHabits
 from router.index.layers import kept_ends
 from router.index.predicted import PredictedIndex, Prediction
 from router.types import (
+    BlockChange,
     BlockHash,
     BlocksByTier,
     Generation,
@@ -25,6 +26,7 @@ from router.types import (
     PodId,
     PrefixMatch,
     PromptPrefix,
+    Tier,
 )
 
 
@@ -49,9 +51,13 @@ class LocalStore:
 
     def __init__(self, index: ClusterIndex | None = None) -> None:
         self._announced = BlockMap(index)
+        self.evicted = self._announced.evicted
+        """By model, how often evicted blocks are requested again."""
         self.unnamed = self._announced.unnamed
         """Pods whose events do not say which blocks they have: they are predicted as those without events."""
         self.predicted = PredictedIndex()
+        self._models: dict[PodId, str] = {}
+        """By pod, the model of its last dispatch."""
 
     @property
     def ruled(self) -> Collection[PodId]:
@@ -78,6 +84,8 @@ class LocalStore:
     def forget(self, pod: PodId) -> None:
         self._announced.forget(pod)
         self.predicted.forget(pod)
+        if model := self._models.pop(pod, ""):
+            self.evicted[model].holds(pod, 0)
 
     def apply(self, pod: PodId, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -92,6 +100,7 @@ class LocalStore:
 
     def predict(self, pod: PodId, prefix: PromptPrefix, *, ttl_s: float, capacity_blocks: int | None) -> Prediction:
         """Count a prompt that is being sent to `pod` as cached there, until `confirm` or `withdraw`."""
+        self._models[pod] = prefix.generation.model
         ahead_tokens = self.cache_of(pod).ahead_tokens
         hashes = hashes_ahead(prefix, prefix.hashes, ahead_tokens) if ahead_tokens else prefix.hashes
         ends = self._kept_ends(pod, prefix, hashes) if pod in self.ruled else ()
@@ -115,7 +124,10 @@ class LocalStore:
 
     def confirm(self, prediction: Prediction, now_s: float) -> None:
         """The pod has computed the prompt: it counts as cached for `ttl_s`."""
-        self.predicted.confirm(prediction, now_s)
+        pod = prediction.pod
+        if evicted := self.predicted.confirm(prediction, now_s):  # the cache, which it does not publish, is full
+            change = BlockChange(Tier.GPU, False, evicted)
+            self.evicted[self._models[pod]].evicted(pod, change, prediction.capacity_blocks or 0)
 
     def withdraw(self, prediction: Prediction) -> None:
         self.predicted.withdraw(prediction)

@@ -30,6 +30,7 @@ from router.frontends.admin.page_snapshot import (
     PageSource,
 )
 from router.frontends.admin.views import MetricsPage
+from router.index.evicted import PRIOR_REUSE
 from router.observe.changes import Changes
 from router.observe.declared import of_requests
 from router.observe.ended import Ended
@@ -326,3 +327,16 @@ async def test_files_that_are_not_in_use_are_shown_with_the_time_since_when(tmp_
     (tmp_path / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
     await page.source.policies.reload()
     assert len((await page.shown())["health"]["stale_files"]) == 1
+
+
+async def test_what_evictions_cost_is_counted_when_the_page_is_shown(tmp_path: Path) -> None:
+    """Tokens that were asked again soon, their prefill, and the learnt value of an evicted block."""
+    page = Page(tmp_path, "a")
+    page.source.gauges.store.evicted["m"].soon_tokens = 640.0
+    for _ in range(2):
+        found = await page.shown()
+        assert found["evicted_reuse"] == {"m": PRIOR_REUSE}
+        assert found["since_start"]["evicted_tokens"] == {"m": 640.0}
+        assert found["since_start"]["evicted_s"]["m"] == pytest.approx(640 * pod("a").speed.c1_ms_per_token / 1000), (
+            "counted once"
+        )

@@ -69,7 +69,7 @@ def test_differences_are_printed_by_field_with_units(typed: Typed, tmp_path: Pat
     assert ended.code == 1
     assert ended.out.splitlines() == [
         "costs.transfer: used -> none   (How long does a pull of KV from another pod delay this request?)",
-        "costs.eviction.reuse: 1.0 -> 2.0",
+        "costs.eviction.reuse: 0.2 -> 2.0",
         "picker.lowest_cost.indifference_ms: 1.0 ms -> 5.0 ms",
         "shortlist: 12 pods -> 8 pods",
         "match.prompt_tokens.min: none -> 100 tokens",

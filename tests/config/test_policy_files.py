@@ -92,7 +92,7 @@ def test_a_shipped_policy_is_tuned_under_its_own_name(tmp_path: Path) -> None:
     tuned = "name: cost_aware\nabout: y\nextends: cost_aware\ncosts: {eviction: {reuse: 3}}\n"
     found = folder_with(tmp_path, cost_aware=tuned, mine="name: mine\nabout: y\nextends: cost_aware\n").read()
     shipped_one = load_policies(shipped("policies"))["cost_aware"]
-    assert repr(dict(found.default.costs)["eviction"]) == "EvictionTerm(reuse=3.0, congestion=2.0)"
+    assert repr(dict(found.default.costs)["eviction"]) == "EvictionTerm(reuse=3.0, learnt=2.0, congestion=2.0)"
     assert [name for name, _ in found.default.costs] == [name for name, _ in shipped_one.costs]
 
 

@@ -20,6 +20,7 @@ from loadtest.studies.policy_cases import (
     read_rows,
     table,
 )
+from router.policy.costs.effects import EvictionTerm
 
 
 def row(policy: str, seed: int, mean_ms: float, slo_share: float = 0.9) -> dict[str, str]:
@@ -86,8 +87,11 @@ def test_all_cases_are_valid(tmp_path: Path) -> None:
     assert len({(case.name, case.pods) for case in cases}) == len(cases) - 1, "only agent_sessions is in two groups"
 
 
-def test_the_former_default_has_no_congestion_and_the_constants_differ(tmp_path: Path) -> None:
+def test_the_former_default_and_the_constants_do_not_learn(tmp_path: Path) -> None:
     known = policies_of(tmp_path)
     assert "congestion" not in known[BEFORE].cost_names
     constants = [known[f"{OURS}_reuse_{value:g}".replace(".", "_")] for value in CONSTANTS]
+    evictions = [dict(policy.costs)["eviction"] for policy in (known[BEFORE], *constants)]
+    learnt = [one.learnt for one in evictions if isinstance(one, EvictionTerm)]
+    assert learnt == [0.0] * (1 + len(CONSTANTS))
     assert len({policy.version for policy in constants}) == len(CONSTANTS)

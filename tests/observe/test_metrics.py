@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from router.observe.declared import of_pods, of_process
 from router.observe.fast_metrics import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics
-from router.types import FleetSnapshot, InFlight, PodLoad, PodState, PodStatus
+from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
 from tests.bench.metrics_bench import MAX_BODY_BYTES, render
 from tests.policy.scenes import pod, snapshot_of
 
@@ -97,6 +98,17 @@ def test_the_scraped_load_of_a_pod() -> None:
         'warmroute_pod_load_age_seconds{pod="a"} 10.0',
     } <= set(lines)
     assert not [line for line in lines if line.startswith("warmroute_pod_load_age_seconds{") and "new" in line]
+
+
+def test_tokens_that_were_evicted_too_soon_are_priced_by_the_speed_of_their_time() -> None:
+    """So that the counter never falls."""
+    metrics = Metrics()
+    for tokens, ms_per_token in ((1000.0, 0.1), (1500.0, 0.2)):
+        status = PodStatus(replace(pod("a"), speed=PodSpeed(5.0, ms_per_token, 0.0)), PodState.READY)
+        metrics.observe_evicted({"m": tokens}, FleetSnapshot(1, (status,)))
+    value = metrics.registry.get_sample_value
+    assert value("warmroute_evicted_soon_tokens_total", {"model": "m"}) == 1500
+    assert value("warmroute_evicted_soon_recompute_seconds_total", {"model": "m"}) == pytest.approx(0.1 + 0.1)
 
 
 def test_ejections_are_counted_and_pods_described() -> None:

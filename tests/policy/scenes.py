@@ -204,4 +204,5 @@ def scenes(draw: st.DrawFn, linked: bool = True) -> Scene:
         shared_blocks=draw(st.integers(0, blocks + 2)),
         congestion=draw(congestions),
         pictures=draw(pictures),
+        learnt_reuse=draw(st.floats(0, 16)),
     )

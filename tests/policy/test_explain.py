@@ -133,9 +133,9 @@ def test_the_sentence_names_the_key_that_decided_between_equal_costs() -> None:
 def test_terms_come_with_formula_and_parameters() -> None:
     """As their docstrings and the policy say."""
     (note,) = explained(scene(*ready(pod("a"))), policy(costs={"eviction": {"reuse": 2.0}})).terms
-    assert (note.name, note.parameters) == ("eviction", {"reuse": 2.0, "congestion": 0.0})
+    assert (note.name, note.parameters) == ("eviction", {"reuse": 2.0, "learnt": 0.0, "congestion": 0.0})
     lines = ("D = min(K * backlog, 100) K = prompts / (1000 * max(1 - busy, 0.05))",)
-    eviction = "eviction = reuse * (1 + congestion * D) * c1 * (n - max(held here, shared))"
+    eviction = "eviction = (reuse + learnt * R) * (1 + congestion * D) * c1 * (n - max(held here, shared))"
     assert note.formula.splitlines() == [*lines, eviction]
     (note,) = explained(scene(*ready(pod("a"))), policy("transfer")).terms
     first, second = note.formula.splitlines()

@@ -50,7 +50,7 @@ print([(one.pod.id, dict(one.cost.parts)["distance"], expected_ttft_ms(one.cost)
 assert "What does it cost to send work over there?" in reference_page()
 assert '"far_ms"' in schema_page()
 console = Console(width=100, file=StringIO())
-console.print(page(explained(RecordedDecision.of(record(seen), found, by, 0.0))))
+console.print(page(explained(RecordedDecision.of(record(seen), found, by, 0.0)), formulas=True))
 lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 assert "distance, ms 0.00 7.00" in lines
 assert "= until first token, ms 0.00 7.00" in lines

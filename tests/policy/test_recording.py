@@ -115,6 +115,7 @@ def test_every_fact_is_recorded_under_its_own_name() -> None:
         "now_s": 4.0,
         "shared_blocks": 5,
         "congestion": Congestion(2.0, busy_shares={"a": 0.5}),
+        "learnt_reuse": 0.75,
         "expected_output_tokens": 4000,
         "pictures": (ScenePicture(9, 4, ("a",)),),
     }

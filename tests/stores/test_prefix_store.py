@@ -217,7 +217,7 @@ RULE = HitRule.of([LayerType(AttentionKind.FULL, 2), WINDOW], groups=2)
 
 def simulated(rule: HitRule | None = RULE) -> tuple[LocalStore, Callable[[BlockChange], None]]:
     """A simulated router's store, and how it gets changes."""
-    store = HashStore(["a"], rule)
+    store = HashStore("m", ["a"], rule)
     return store, partial(store.apply_blocks, "a")
 
 

@@ -81,7 +81,7 @@ async def test_an_edited_policy_applies_by_itself_and_no_request_fails(deploy: D
         (folder / "mine.yaml").write_text(default(reuse=7.0))
         await deployment.until(lambda: deployment.program.policies.current().default.version != before.version)
         now = dict(deployment.program.policies.current().default.costs)
-        assert repr(now["eviction"]) == "EvictionTerm(reuse=7.0, congestion=2.0)"
+        assert repr(now["eviction"]) == "EvictionTerm(reuse=7.0, learnt=2.0, congestion=2.0)"
         asked = len(answers)
         await deployment.until(lambda: len(answers) > asked + 20)
         assert {answer.status_code for answer in answers} == {200}
@@ -179,7 +179,7 @@ async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: P
         os.kill(os.getpid(), signal.SIGHUP)
         await deployment.until(lambda: not deployment.program.policies.error)
         shown = (await deployment.admin.get("/admin/policies")).json()
-        assert shown["active"][0]["costs"]["eviction"] == {"reuse": 9.0, "congestion": 2.0}
+        assert shown["active"][0]["costs"]["eviction"] == {"reuse": 9.0, "learnt": 2.0, "congestion": 2.0}
         assert shown["error"] is None
 
 

@@ -51,6 +51,8 @@ SHOWN: Mapping[Declaration, tuple[str, ...]] = {
     of_requests.SLO_REQUESTS: ("model", "met"),
     of_requests.REUSE_INTERVAL_S: ("model",),
     of_decisions.TTFT_ERROR: (),
+    of_decisions.EVICTED_SOON_TOKENS: ("model",),
+    of_decisions.EVICTED_SOON_S: ("model",),
     of_decisions.PLACED_PROMPT_TOKENS: ("placement",),
     of_decisions.PLACED_CACHED_TOKENS: ("placement",),
     of_decisions.PLACED_ERROR: ("model",),
@@ -100,7 +102,8 @@ class MetricsGrowth:
         """What the page shows of the time between two snapshots. `failed`: requests that failed, by result, unless
         their client left; those of `classes` were decided. By placement: `placed_shares` of prompt tokens that caches
         have or would have, `saved_s` prefill seconds of pods that hits saved, `saved_gpu_s` of their GPUs.
-        `degraded`: matches without the cluster index. `reuse_s`: times between two uses of a prefix, by model."""
+        `degraded`: matches without the cluster index. `reuse_s`: times between two uses of a prefix, by model.
+        `evicted_tokens` were evicted too soon, by model; `evicted_s`: their prefill."""
         answers = self.answers()
         return {
             "requests": sum(answers.values()),
@@ -119,6 +122,8 @@ class MetricsGrowth:
             "unread_prompts": sum(self.unread().values()),
             "receipts_lost": self._values(of_process.RECEIPTS_LOST)[""],
             "reuse_s": self._quantiles(of_requests.REUSE_INTERVAL_S),
+            "evicted_tokens": self._values(of_decisions.EVICTED_SOON_TOKENS),
+            "evicted_s": self._values(of_decisions.EVICTED_SOON_S),
         }
 
     def unread(self) -> dict[str, float]:

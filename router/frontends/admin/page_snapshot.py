@@ -138,6 +138,7 @@ class PageSource:
                 "prefixes": await self._hot_prefixes(),
                 "changes": self.changes.latest(MAX_CHANGES),
                 "hour": list(self.hour),
+                "evicted_reuse": {_short(model): one.reuse for model, one in self.gauges.store.evicted.items()},
                 "keeps_prompts": self.facts.keeps_prompts,
                 "kept_decisions": self.facts.kept_decisions,
                 "placed_error": max((abs(one) for _, (one,) in metrics[of_decisions.PLACED_ERROR.name]), default=None),

@@ -17,7 +17,7 @@ from router.feeds.policy_feed import PolicyFeed
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.fleet.scaling import ScalingView
-from router.observe.declared import of_pods, of_requests
+from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.fast_metrics import Labels, TextFormat
 from router.observe.metrics import Metrics, replace_pools
 from router.policy.calibrator import Calibrator
@@ -158,6 +158,8 @@ class MetricsPage:
         self.metrics.observe_discovery({one.source: (one.age_s, one.resync_differences) for one in self.discovery})
         cached = {(model,): size for model, size in self.prompt_cache_bytes().items()}
         self.metrics[of_requests.PROMPT_CACHE_BYTES].replace(cached)
+        learnt = {(model,): one.reuse for model, one in self.store.evicted.items()}
+        self.metrics[of_decisions.EVICTED_REUSE].replace(learnt)
         if self.observe_cluster:
             self.observe_cluster(self.metrics)
         self.observe_requests()
@@ -165,6 +167,8 @@ class MetricsPage:
     def observe_requests(self) -> None:
         """Update those that follow from the latest requests."""
         self.metrics.by_class.observe_in_flight(self.in_flight_tokens())
+        soon_tokens = {model: one.soon_tokens for model, one in self.store.evicted.items()}
+        self.metrics.observe_evicted(soon_tokens, self.fleet.snapshot)
 
     async def render(self, text_format: TextFormat) -> bytes:
         await self.observe()

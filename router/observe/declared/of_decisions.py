@@ -44,6 +44,21 @@ CALIBRATION_ERROR = gauge(
     "Mean absolute relative error of recent times, by the prior and by the calibration.",
     "subject pod by",
 )
+EVICTED_SOON_TOKENS = counter(
+    "warmroute_evicted_soon_tokens",
+    "Estimated prompt tokens that no pod held because they were evicted within the last minute.",
+    "model",
+)
+EVICTED_SOON_S = counter(
+    "warmroute_evicted_soon_recompute_seconds",
+    "Estimated seconds of prefill of these tokens, by the learnt speed of the model's pods.",
+    "model",
+)
+EVICTED_REUSE = gauge(
+    "warmroute_evicted_reuse_ratio",
+    "Learnt number of requests that would have used an evicted block, which prices evictions.",
+    "model",
+)
 
 PLACED_PROMPT_TOKENS = counter(
     "warmroute_placed_prompt_tokens",

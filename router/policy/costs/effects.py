@@ -129,25 +129,27 @@ class EvictionTerm(CostTerm):
     A full cache evicts as many tokens as a request adds, and a part of them would have been requested again:
 
         D = min(K * backlog, 100)        K = prompts / (1000 * max(1 - busy, 0.05))
-        eviction = reuse * (1 + congestion * D) * c1 * (n - max(held here, shared))
+        eviction = (reuse + learnt * R) * (1 + congestion * D) * c1 * (n - max(held here, shared))
 
-    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction. It
-    does not depend on this request: the oldest blocks are evicted, of any class of work. Computing them again takes
-    time, and delays the prompts that come after by D ms for each ms: `backlog` is the prefill that a pod has to compute
-    now, the mean of the pods of this model; K is explained in `congestion`. In an idle fleet D is 0, near saturation 10
-    and more.
+    `reuse` is the mean number of requests that would have used an evicted token before its regular eviction. R, the
+    `learnt reuse`, is that number as the router measures it, per model, from requests for blocks that have just left
+    the caches. It does not depend on this request: the oldest blocks are evicted, of any class of work. Computing them
+    again takes time, and delays the prompts that come after by D ms for each ms: `backlog` is the prefill that a pod
+    has to compute now, the mean of the pods of this model; K is explained in `congestion`. In an idle fleet D is 0,
+    near saturation 10 and more.
     Copies that a pull brings count as well: a second copy of a prefix takes the space of another prefix. The prefix
     that all traffic shares counts as held: every pod needs space for it once, whichever request brings it.
     """
 
     side: ClassVar[Side] = Side.PREFILL
     reuse: NonNegativeFloat = 0.25
+    learnt: NonNegativeFloat = 0.0
     congestion: NonNegativeFloat = 0.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
         request, costs_ms = placements[0].request, []
         n, shared_tokens = request.prompt_tokens, request.shared_tokens
-        reuse = self.reuse
+        reuse = self.reuse + self.learnt * request.scene.learnt_reuse
         if self.congestion:
             reuse *= 1 + self.congestion * self._delay(request.scene.congestion)
         for at in placements:
@@ -162,6 +164,8 @@ class EvictionTerm(CostTerm):
         yield Input("held here", "tokens", at.own_tokens)
         yield Input("shared", "tokens", at.request.shared_tokens)
         yield Input("c1", "ms/token", at.pod.speed.c1_ms_per_token)
+        if self.learnt:
+            yield Input("learnt reuse", "requests", at.request.scene.learnt_reuse)
         if self.congestion:
             yield from congestion_inputs(at)
 

@@ -24,7 +24,7 @@ from tests.policy.scenes import links, pod, policy, scenes
 
 Inputs = Mapping[str, float]
 ALL = policy(
-    costs={**{name: {} for name in COSTS}, "eviction": {"congestion": 1.0}, "decode": {"pace": 0.3}},
+    costs={**{name: {} for name in COSTS}, "eviction": {"congestion": 1.0, "learnt": 0.5}, "decode": {"pace": 0.3}},
     shortlist=0,
 )
 
@@ -116,7 +116,7 @@ def congestion(x: Inputs, term: Any) -> float:
 def eviction(x: Inputs, term: Any) -> float:
     delay = min(reached_per_ms(x) * x["backlog"], 100)
     missing = x["n"] - max(x["held here"], x["shared"])
-    reuse = term.reuse
+    reuse = term.reuse + term.learnt * x["learnt reuse"]
     return float(reuse * (1 + term.congestion * delay) * x["c1"] * missing)
 
 

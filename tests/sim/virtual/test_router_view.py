@@ -201,6 +201,7 @@ def test_a_recording_made_under_congestion_replays_to_the_byte(policies: dict[st
             turn.first_token(pod)
         router.holds(pod, list(asked.prompt_hashes))
         router.holds(pod, list(asked.prompt_hashes[number % 5 * 20 :]), held=False)
+    assert len({scene.learnt_reuse for scene, _ in router.scenes}) > 5
     assert max(scene.congestion.backlog_ms for scene, _ in router.scenes) > 10_000
     for before, lines in recorded:
         assert msgspec.json.encode(decide(read(lines).scene(), policies["cost_aware"])) == before

@@ -194,7 +194,7 @@ def core_of(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Reco
         fleet=live,
         ledger=Ledger(),
         breaker=Breaker(live),
-        store=HashStore(),
+        store=HashStore(pods[0].base_model),
         calibrator=Calibrator(Calibration(), metrics, of.believed_links),
     )
     config = RouterConfig(admission=AdmissionConfig(), models=(ModelConfig(name=pods[0].base_model, slo=SLO),))
