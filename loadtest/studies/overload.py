@@ -57,7 +57,6 @@ RULES: Mapping[str, tuple[type[World], Rule]] = {
 COLUMNS = (
     "rule | load / saturation | goodput /s | of maximum | accepted | of these in SLO | TTFT p99 ms | cached | late"
 )
-TENANT_COLUMNS = "rule | the noisy tenant sends | quiet: TTFT p50 ms | p99 ms | refused | cached | noisy: refused"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,16 +38,14 @@ def prefill_share(step_ms: float, tpot_ms: float) -> float:
 
 
 class PrefillPace:
-    """Prefill by pod: the time at which its prompts are computed at its pace, as in GCRA (ITU-T I.371). It may be
-    `burst_ms` ahead of its pace."""
+    """Prefill by pod: the time at which its prompts are computed at its pace, as in GCRA (ITU-T I.371)."""
 
-    def __init__(self, burst_ms: float = 0.0) -> None:
-        self._burst_s = burst_ms / 1000
+    def __init__(self) -> None:
         self._even_s: dict[str, float] = {}
 
     def wait_ms(self, pod: str, now_s: float) -> float:
         """The time until the next prompt is due; 0 if it is."""
-        return max(self._even_s.get(pod, now_s) - now_s - self._burst_s, 0.0) * 1000
+        return max(self._even_s.get(pod, now_s) - now_s, 0.0) * 1000
 
     def sent(self, pod: str, prefill_ms: float, pace: float, now_s: float, rest_ms: float = 0.0) -> float:
         """Count a prompt that was sent. `pace`: milliseconds of prefill in a millisecond. `rest_ms`: the time without

@@ -1,7 +1,8 @@
 """What routers share through Redis, besides the index: requests in flight, fitted speeds, drains, the pods of stored
 responses, and shares of quotas.
 
-Each of them is a `SharedRow`, and all run in one loop: write what this router has, merge what the others have, pause.
+Each of them is a `SharedRow`, with a task of its own that runs one loop: write what this router has, merge what the
+others have, pause.
 A failure is retried with backoff and never fails a request. `stores/README.md` describes the keys. A new fact is a
 class here and a line in `wiring/cluster_member.py`.
 """

@@ -9,6 +9,7 @@
     failed(error, now_s)           returns the next candidate, or None
     left(now_s)                    the client is gone
     release(now_s)                 ends the attempt in any case; idempotent
+    end(now_s)                     ends the request: pods that may have failed it are doubted; idempotent
 
 A tracker owns the leases, predictions and observations of an attempt, and decides which failures count against a pod
 (`fleet/breaker.py`) and what may be tried again (`policy/retry.py`). It has no socket, task or clock.

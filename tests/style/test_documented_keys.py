@@ -21,6 +21,7 @@ SECTIONS = "|".join(
     ["feeds", *(name for name in RouterConfig.model_fields if name not in {"models", "pods", "policy", "priors"})]
 )
 FILES = {".py", ".jsonl", ".yaml"}
+NAME_IN_FILE = re.compile(r"`(?:(\w+)\.)?(\w+)(?:\(\))?`\s\(`([a-z_/]+\.py)`")
 FILE = re.compile(r"`([a-z_/]+\.(?:py|md|yaml))`")
 OF_READERS = ("policies/x.yaml", "router.yaml")
 ENGINES = ("vllm/", "sglang/", "tensorrt_llm/")
@@ -72,3 +73,17 @@ def test_unknown_keys_are_noticed() -> None:
     assert exists("limits.retries")
     assert not exists("limits.patience_s")
     assert not exists("feeds.health_interval_s")
+
+
+def test_a_class_or_function_is_in_the_file_that_is_named_with_it() -> None:
+    """As in "`Core.serve` (`request/life.py`)"."""
+    pages = [*sorted((ROOT / "router").rglob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    named = {(page.name, *found) for page in pages for found in NAME_IN_FILE.findall(page.read_text())}
+    assert len(named) > 30
+    assert not {one for one in named if not all(is_defined(name, one[-1]) for name in one[1:3] if name)}
+
+
+def is_defined(name: str, path: str) -> bool:
+    """Whether a file of the router has a class, function, field or constant of this name."""
+    found = [one.read_text() for one in (ROOT / "router" / path, ROOT / path) if one.exists()]
+    return not found or bool(re.search(rf"^\s*(?:(?:async )?def |class )?{name}\b *[:=(]", found[0], re.MULTILINE))

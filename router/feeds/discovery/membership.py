@@ -146,9 +146,7 @@ class PodSets:
 class Membership:
     """The single owner of the set of pods. `sources` by name; of two pods with one URL the later source wins."""
 
-    def __init__(
-        self, fleet: Fleet, prior: PriorOf, sources: Mapping[str, PodSource], drains: Drains | None = None
-    ) -> None:
+    def __init__(self, fleet: Fleet, prior: PriorOf, sources: Mapping[str, PodSource]) -> None:
         self._fleet = fleet
         self._prior = prior
         self._sources = sources
@@ -158,7 +156,7 @@ class Membership:
         self._listed: Mapping[str, ListedPod] = {}
         self._built: dict[str, tuple[ListedPod, tuple[Pod, ...]]] = {}
         """By URL: a listed pod, and the pods that follow from it and from the models that it has reported."""
-        self.drains = drains or Drains()
+        self.drains = Drains()
         self._drained: set[PodId] = set()
         self.pods: tuple[Pod, ...] = ()
         """All pods with the speed of their cost prior."""

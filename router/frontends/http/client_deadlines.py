@@ -26,7 +26,7 @@ RECHECK_S = 0.005
 
 @dataclass(slots=True, eq=False)
 class ClientDeadlines:
-    """The deadlines of one connection. `on_late_request` is called when a request is not complete in time; every other
+    """The deadlines of one connection. `_on_late_request` is called when a request is not complete in time; every other
     deadline closes the connection."""
 
     _loop: asyncio.AbstractEventLoop

@@ -1,6 +1,7 @@
 """Serves the `/v1` endpoints that are forwarded to pods.
 
-The body is parsed once, the forwarder answers, and its exceptions become error responses. The task is cancelled
+`admit` refuses what its head alone shows, for every front; `serve` reads the body once, which may be refused, too
+(`request/reading.py`). Then the forwarder answers, and its exceptions become error responses. The task is cancelled
 when the client disconnects.
 """
 
