@@ -21,7 +21,7 @@ RUN cd /opt/warmroute/lib/python3*/site-packages \
  && find . \( -name '*.pyi' -o -name '*.h' -o -name '*.a' -o -name '*.pxd' \) -delete \
  && find . -name '*.so' -not -path '*.libs/*' -exec strip --strip-unneeded {} +
 # Compiles the modules that are used: containers run on a read-only file system.
-RUN /opt/warmroute/bin/python -c 'import router.wiring.program, router.wiring.publisher_process, loadtest.mock_engine.mock_engine; \
+RUN /opt/warmroute/bin/python -c 'import router.wiring.router, router.wiring.publisher_process, loadtest.mock_engine.mock_engine; \
 from transformers import AutoTokenizer, PreTrainedTokenizerFast' \
  && /opt/warmroute/bin/warmroute config show >/dev/null
 

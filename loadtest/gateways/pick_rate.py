@@ -31,8 +31,7 @@ from router.fleet.breaker import Probes
 from router.frontends.extproc.messages import FULL_DUPLEX_STREAMED, ProcessingRequest
 from router.frontends.extproc.picker_server import SERVICE, PickerServer
 from router.observe.log import configure_logging
-from router.wiring.picker_front import picker_front
-from router.wiring.program import Program
+from router.wiring.router import build_router, picker_front
 
 MODELS = {"object": "list", "data": [{"id": "mock", "object": "model", "owned_by": "vllm", "max_model_len": 32768}]}
 CONCURRENT = 32
@@ -116,7 +115,7 @@ async def measure(options: argparse.Namespace, pods: int) -> None:
         probes=Probes(health_interval_s=60, load_interval_s=60, self_test=False),
         log=Log(requests=False),
     )
-    program = Program(config, shipped("policies"), all_priors(None), front=picker_front(config.picker))
+    program = build_router(config, shipped("policies"), all_priors(None), front=picker_front(config.picker))
     async with program.run():
         server = PickerServer(program.edge, config, program.is_ready, lambda _name: 0)
         port = await server.open()

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -30,7 +29,7 @@ from router.cli.options import PoliciesOption, flag
 from router.cli.terminal import printable
 from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.mistakes import nearest
-from router.config.models import all_priors
+from router.config.models import PodPriors, all_priors
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
 from router.config.tokenizer_files import is_local, load_tokenizer
@@ -40,16 +39,14 @@ from router.feeds.supervise import running, wait_until
 from router.feeds.watch import Watch
 from router.fleet.fleet import Fleet
 from router.frontends.http.upstream import UpstreamPools
-from router.frontends.prompt_readers import FleetLookups
-from router.frontends.prompts import Prompts
 from router.observe.metrics import Metrics
 from router.observe.tracing import collector_hint
 from router.stores.index_reader import IndexReader
 from router.stores.redis_connection import connect, redis_error_text
 from router.stores.redis_schema import VERSION, Keys
 from router.types import PodState, PodStatus
-from router.wiring.core_parts import build_tracing
-from router.wiring.fleet_parts import FleetParts, ready_pods
+from router.wiring.fleet import FleetParts, build_fleet, build_prompts
+from router.wiring.router import build_tracing
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
 MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."
@@ -86,7 +83,7 @@ async def _pods(it: Subject) -> Findings:
         return bool(fleet.state_reason(status.pod.id) or (status.state is PodState.READY and is_tested))
 
     def are_known() -> bool:
-        is_read = cluster is None or cluster.loaded.is_set() or cluster.is_away
+        is_read = cluster is None or cluster.index.loaded.is_set() or cluster.index.error
         is_listed = fleet.snapshot.pods or failing() or not (it.config.pods or it.parts.sources.statuses)
         return bool(is_read and is_listed and all(map(is_known, fleet.snapshot.pods)))
 
@@ -117,7 +114,7 @@ def _pod(it: Subject, status: PodStatus) -> Finding:
     if status.state is not PodState.READY:
         level = "warn" if status.state is PodState.DRAINING else "fail"
         return Finding(level, about, it.parts.fleet.state_reason(pod.id) or f"{status.state.value}: it does not answer")
-    matching, why = it.parts.matching_of(pod)
+    matching, why = it.parts.matching.of(pod)
     if it.skipped.intersection(pod.models):
         why = "not compared: its tokenizer comes from the hub; run this without --offline"
     serves = f"ready, {pod.engine} {pod.version}".rstrip() + f", serves {', '.join(pod.models)}"
@@ -221,8 +218,8 @@ async def findings(config: RouterConfig, checks: Iterable[str], admin: AdminClie
     config = config.model_copy(update={"models": tuple(models)})
     found, pools, metrics, fleet = list[Finding](), UpstreamPools(config.limits), Metrics(), Fleet()
     with capture_logs():
-        prompts = Prompts(config, pools.of, partial(ready_pods, fleet), metrics, load_tokenizer, FleetLookups())
-        parts = FleetParts(config, all_priors(config.priors), metrics, fleet, prompts, pools)
+        prompts = build_prompts(config, fleet, pools, metrics, load_tokenizer)
+        parts = build_fleet(config, PodPriors(config.models, all_priors(config.priors)), metrics, fleet, prompts, pools)
         for name in checks:
             print(f"checking {name} ...", file=sys.stderr)
             try:

@@ -33,7 +33,7 @@ from router.observe.log import configure_logging
 
 if TYPE_CHECKING:
     from router.frontends.http.server import SocketServer
-    from router.wiring.program import Front, Program
+    from router.wiring.router import Front, Router
 
 Bound = TypeVar("Bound")
 
@@ -136,7 +136,7 @@ def _serve(config: RouterConfig, options: ServeOptions, files: StartupFiles) -> 
         timeout_keep_alive=75,
         timeout_graceful_shutdown=ceil(config.limits.drain_timeout_s),
     )
-    if certificate := program.certificate:
+    if certificate := program.edges.certificate:
         settings.ssl_context_factory = lambda *_: certificate.context
     server = DrainingServer(
         settings,
@@ -158,13 +158,13 @@ def _started(
     files: StartupFiles,
     bind: Callable[[], Bound],
     front: Front | None = None,
-) -> tuple[Program, SocketServer, Bound]:
+) -> tuple[Router, SocketServer, Bound]:
     """The program that is ready to run, its admin listener, and what `bind` returns: ports are taken before models are
     loaded."""
     from router.feeds.process_memory import release_free_memory, tune_gc, tune_malloc
     from router.frontends.http.server import SocketServer, bind_admin
     from router.frontends.prompts import preloaded
-    from router.wiring.program import HTTP_FRONT, Program
+    from router.wiring.router import HTTP_FRONT, build_router
 
     tune_malloc()
     admin, bound = bind_admin(config.admin), bind()
@@ -172,11 +172,11 @@ def _started(
     load = preloaded(config.models, MistakeList(options.config))
     gc.enable()
     release_free_memory()
-    program = Program(config, policies, priors, load, files=files, front=front or HTTP_FRONT)
+    program = build_router(config, policies, priors, load, files=files, front=front or HTTP_FRONT)
     tune_gc()
     release_free_memory()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return program, SocketServer(program.admin, admin), bound
+    return program, SocketServer(program.edges.admin, admin), bound
 
 
 def _with_overrides(config: RouterConfig, options: ServeOptions) -> RouterConfig:
@@ -240,7 +240,7 @@ def picker_command(options: PickerOptions) -> None:
 
     import uvloop
 
-    from router.wiring.picker_front import picker_front
+    from router.wiring.router import picker_front
 
     allow_all_open_files()
     files, front = StartupFiles(config, options.config), picker_front(config.picker)
@@ -248,7 +248,7 @@ def picker_command(options: PickerOptions) -> None:
     uvloop.run(_serve_gateways(config, program, admin))
 
 
-async def _serve_gateways(config: RouterConfig, program: Program, admin: SocketServer) -> None:
+async def _serve_gateways(config: RouterConfig, program: Router, admin: SocketServer) -> None:
     from router.frontends.extproc.picker_server import PickerServer
 
     stop = asyncio.Event()

@@ -6,6 +6,7 @@ used. Keys that the router presents to pods are in `pod_keys.py`.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ssl
 from functools import cache, partial
@@ -78,6 +79,7 @@ def _check_validity(server: ssl.SSLContext, cert_file: str) -> None:
 
 _INVALID_TODAY = (9, 10)
 """OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+CERTIFICATE_CHECK_S = 1.0
 
 
 class ListenCertificate:
@@ -94,6 +96,12 @@ class ListenCertificate:
     def refresh(self) -> None:
         """Read the files again if they have changed. If they cannot be used, the last certificate stays in use."""
         self._loaded.current()
+
+    async def follow(self) -> None:
+        """Refresh until cancelled."""
+        while True:
+            await asyncio.sleep(CERTIFICATE_CHECK_S)
+            self.refresh()
 
     @property
     def stale(self) -> StaleFile | None:

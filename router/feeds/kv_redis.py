@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
@@ -31,6 +31,28 @@ COPY_BLOCKS = 512
 """Blocks to apply before yielding to requests while a holder is read."""
 
 log = structlog.get_logger()
+
+
+class ReadableGenerations:
+    """Whether blocks of a publisher's generation can match prompts of this router. `ours`: its generations by model.
+    One that differs is logged once."""
+
+    def __init__(self, ours: Mapping[str, Generation]) -> None:
+        self._ours = ours
+        self.differing: dict[str, str] = {}
+        """By model, how its publisher differs."""
+        self._logged = LoggedOnce()
+
+    def __call__(self, generation: Generation) -> bool:
+        ours = self._ours.get(generation.model)
+        if ours is None:
+            return False
+        expected, found = (f"{one.tokenizer}, blocks of {one.block_size_tokens}" for one in (ours, generation))
+        if expected != found:
+            self.differing[generation.model] = f"its publisher has {found}, and this router {expected}"
+            event = "ignoring publisher: tokenizer or block size differs"
+            self._logged.warn(event, model=generation.model, router=expected, publisher=found)
+        return expected == found
 
 
 class IndexFeed:

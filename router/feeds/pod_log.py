@@ -6,6 +6,7 @@ A warning about matching names the pods, the first known cause and what to do; p
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +14,16 @@ from typing import TypeAlias
 
 import structlog
 
+from router.engines.adapter import PodFacts
+from router.engines.engine_catalog import ENGINES
+from router.feeds.discovery.membership import Membership
+from router.feeds.kv_zmq import KvStreams
 from router.feeds.supervise import in_turns
 from router.feeds.watch import Check, Turn
 from router.fleet.fleet import Fleet, Listener
 from router.observe.changes import ChangeKind, Changes
-from router.types import Matching, Pod, PodId, PodState, PodStatus
+from router.stores.prefix_store import LocalStore
+from router.types import Matching, Pod, PodId, PodState, PodStatus, PrefixTrust
 
 _REASONS: Mapping[PodState, str] = {
     PodState.JOINING: "undrained",
@@ -77,6 +83,67 @@ def log_changes(fleet: Fleet, changes: Changes | None = None) -> Listener:
             record(kind, pod.id, reason)
 
     return on_change
+
+
+OF_GENERATION = ("models", "weights", "version", "block_size_tokens")
+"""What pods report of the generation of their blocks."""
+
+
+def generation_change(pod: Pod, facts: PodFacts) -> str:
+    """What a pod that was described before reports otherwise now, of that which decides whether its KV is reusable."""
+    pairs = ((name, getattr(pod, name), getattr(facts, name)) for name in OF_GENERATION)
+    different = [f"{name} {new}, before {old}" for name, old, new in pairs if old != new]
+    return "; ".join(different) if pod.models else ""
+
+
+def warn_of_others_models(fleet: Fleet, pod: Pod, facts: PodFacts) -> None:
+    """A pod that lists models of others receives their prompts. Pods of one model usually list the same names."""
+    names = {*facts.models, *facts.adapters}
+    for other in (status.pod for status in fleet.snapshot.pods if status.pod.id != pod.id):
+        taken = names.intersection(other.models)
+        if taken and not pod.allowed_models and set(facts.models) != set(other.models):
+            hint = "limit what it may serve by `models` of the pod"
+            log.warning("pod lists models of others", pod=pod.id, models=sorted(taken)[:8], of=other.id, hint=hint)
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class PodMatching:
+    """How prompts are matched on pods. `unread_reason`: why the prompts of a model are not read. `no_events_reason`:
+    why the index of a cluster does not get the events of a pod, given why the pod does not name them."""
+
+    fleet: Fleet
+    unread_reason: Callable[[str], str]
+    membership: Membership
+    store: LocalStore
+    kv_streams: KvStreams
+    no_events_reason: Callable[[Pod, str], str] | None = None
+
+    def publishes_events(self, pod_id: PodId) -> bool:
+        """Whether the index receives the pod's KV events."""
+        is_followed = self.kv_streams.follows(pod_id) and not self.kv_streams.problems.get(pod_id)
+        return is_followed or self.store.is_published(pod_id, time.monotonic())
+
+    def of(self, pod: Pod) -> tuple[Matching, str]:
+        """How prompts are matched on a pod, and why not by its KV events."""
+        if why := next(filter(None, map(self.unread_reason, pod.models)), ""):
+            return Matching.OFF, why
+        if pod.trust is not PrefixTrust.TRUSTED:
+            return Matching.OFF, f"self-test {pod.trust.value}: {self.fleet.trust_reason(pod.id)}"
+        if self.publishes_events(pod.id):
+            return Matching.EVENTS, ""
+        why = self._no_events_reason(pod)
+        return (Matching.NO_EVENTS, f"no KV events: {why}") if why else (Matching.PREDICTED, "")
+
+    def _no_events_reason(self, pod: Pod) -> str:
+        """The first known cause, and what to do; empty where there should be none."""
+        config = self.membership.config_of(pod)
+        if config is not None and config.kv_events == "off":
+            return ""
+        own, has_flag = self.kv_streams.problems.get(pod.id, ""), ENGINES[pod.engine].kv_events_flag
+        if self.no_events_reason is None or self.kv_streams.follows(pod.id) or not has_flag:
+            return own
+        return self.no_events_reason(pod, own)
 
 
 @dataclass(slots=True, eq=False)

@@ -27,12 +27,15 @@ from router.frontends.prompt_readers import (
 )
 from router.observe.declared import of_requests
 from router.observe.metrics import Metrics
+from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.conversation import UnreadReason
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.harmony import Harmony
 from router.prompt.pictures.picture_reader import PLACEHOLDER, PictureReader, read_sizes
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
+from router.request.attempt_rules import ContinuationRules
+from router.request.continuation.answer_words import AnswerWords, answer_words
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PromptPrefix
 
 log = structlog.get_logger()
@@ -103,6 +106,21 @@ def fingerprinter(
     return Fingerprinter(tokenizer, template, model.generation(), max_prompt_tokens=model.max_prompt_tokens, **options)
 
 
+def continuation_rules(config: RouterConfig, readers: Mapping[str, PromptReader]) -> ContinuationRules | None:
+    """How broken streams go on, with the tokenizers of the models; None where they end."""
+    enabled = config.continuation.enabled
+    if enabled is False:
+        return None
+    templates = {model.name for model in config.models if model.chat_format == "template"}
+    words = {
+        name: answer_words(reader.tokenizer.text_of, reader.tokenizer.id_of, reader.fingerprinter.made(VllmMessages))
+        for name, reader in readers.items()
+        if name in templates and isinstance(reader, LocalPromptReader)
+    }
+    only_proven, silence_s = enabled == "proven", config.continuation.silence_s
+    return ContinuationRules(words_of=words.get, silence_s=silence_s, only_proven=only_proven)
+
+
 class Prompts:
     """Prompt readers and generations by model name. `ready_pods(model)` returns pods that can tokenize."""
 
@@ -138,6 +156,11 @@ class Prompts:
                 self._templates[model.name] = self._chat_template(model, tokenizer)
             elif model.tokenizer and not model.is_pattern:
                 self.readers[model.name] = self._reader(model)
+        self.continuation = continuation_rules(config, self.readers)
+
+    def words_of(self, model: str) -> AnswerWords | None:
+        """The tokens of answers of a model; None where its broken streams end."""
+        return self.continuation.words_of(model) if self.continuation else None
 
     def add_served(self, models: Iterable[str], served: Callable[[], Collection[str]]) -> None:
         """Read prompts of models that a pod serves, if the configuration says how. `served`: models of all pods."""

@@ -41,7 +41,7 @@ from router.publisher.standard_events import StandardIntake
 from router.stores.redis_connection import connect
 from router.stores.redis_schema import Keys
 from router.types import Generation, Pod, PodSpeed, PodState
-from router.wiring.pod_sources import PodSources
+from router.wiring.pod_sources import pod_sources
 
 log = structlog.get_logger()
 
@@ -69,7 +69,7 @@ class PublisherProcess:
         self._pools = UpstreamPools(config.limits)
         self._streams = KvStreams(self.fleet, self.publisher, self.metrics.kv, self._breaker.exceeded)
         published = config.model_copy(update={"pods": tuple(_with_router_id(pod) for pod in config.pods)})
-        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), PodSources(published).by_name)
+        self._membership = Membership(self.fleet, lambda *_: (_NO_SPEED, 0), pod_sources(published).by_name)
         self._membership.check(published.pods)
         self.fleet.listen(self._remove_gone)
         self.standard = StandardIntake()

@@ -54,9 +54,9 @@ class Page:
 
     def __init__(self, folder: Path, *pods: str, facts: PageFacts | None = None) -> None:
         (folder / "mine.yaml").write_text("name: mine\nabout: x\npicker:\n  lowest_cost: {}\n")
-        self.fleet, self.metrics, self.recent = Fleet(), Metrics(), RecentDecisions()
+        self.fleet, self.metrics = Fleet(), Metrics()
         self.shadows = ShadowCaches(self.metrics, lambda _: 8, 400_000)
-        self.recent.on_decided = self.shadows.decided
+        self.recent = RecentDecisions(on_decided=self.shadows.decided)
         self.changes = Changes()
         self.fleet.listen(log_changes(self.fleet, self.changes))
         self.fleet.sync([pod(name) for name in pods])

@@ -103,7 +103,7 @@ async def follow(api: dict[str, str], seconds: float) -> dict[str, float]:
     from router.feeds.discovery.membership import Membership, SourceStatus
     from router.fleet.fleet import Fleet
     from router.types import PodSpeed
-    from router.wiring.pod_sources import api_server
+    from router.wiring.kube_sources import api_server
 
     imported_mib = rss_mib()
     entry = KubernetesPods(

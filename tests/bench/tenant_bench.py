@@ -43,7 +43,7 @@ from router.request.inbound import Head
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest
-from router.wiring.core_parts import SYSTEM_CLOCK
+from router.wiring.router import SYSTEM_CLOCK
 from tests.policy.scenes import POLICIES, pod, ready, scene
 from tests.request.test_reading import make_reader
 

@@ -82,7 +82,7 @@ def test_a_running_router_imports_no_simulator_publisher_or_plots() -> None:
     """Nor `transformers`, unless a tokenizer needs it."""
     program = (
         "import sys, router.cli.serve, router.frontends.http.protocol, router.frontends.http.server, "
-        "router.feeds.process_memory, router.wiring.program, router.frontends.prompts; "
+        "router.feeds.process_memory, router.wiring.router, router.frontends.prompts; "
         "print(*sys.modules)"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-import router.wiring.program  # noqa: F401 - imports all models
+import router.wiring.router  # noqa: F401 - imports all models
 from router.config.load import FOLDER, read_document
 from router.config.mistakes import explain_mistakes, models_in
 from router.config.schema import RouterConfig

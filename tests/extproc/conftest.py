@@ -35,8 +35,11 @@ from router.frontends.extproc.messages import (  # noqa: E402
 from router.frontends.extproc.picker_server import SERVICE, PickerServer  # noqa: E402
 from router.prompt.template import ChatTemplate  # noqa: E402
 from router.types import PodSpeed, Role  # noqa: E402
-from router.wiring.picker_front import picker_front  # noqa: E402
-from router.wiring.program import Program  # noqa: E402
+from router.wiring.router import (  # noqa: E402
+    Router,
+    build_router,
+    picker_front,
+)
 from tests.loaded_tokenizers import loaded_tokenizer  # noqa: E402
 from tests.policy.scenes import LLAMA_8B  # noqa: E402
 from tests.stories.conftest import SOURCE, TEMPLATE  # noqa: E402
@@ -147,7 +150,7 @@ class Stream:
 class Picking:
     """A picker, its pods and a channel to it."""
 
-    program: Program
+    program: Router
     server: PickerServer
     pods: list[str]
     port: int
@@ -159,7 +162,7 @@ class Picking:
 
     @property
     def leases(self) -> int:
-        return sum(one.requests for one in self.program.pods.ledger.inflight().values())
+        return sum(one.requests for one in self.program.pods.state.ledger.inflight().values())
 
     def results(self) -> dict[str, float]:
         """The number of ended requests by result."""
@@ -222,7 +225,9 @@ def picker() -> Pick:
             )
             front = picker_front(settings.picker)
             priors = load_priors(shipped("config") / "models")
-            program = Program(settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front)
+            program = build_router(
+                settings, shipped("policies"), priors, lambda source, *, fast: tokenizer, front=front
+            )
             async with program.run():
                 server = PickerServer(program.edge, settings, program.is_ready, program.pods.sources.priority)
                 port = await server.open()
@@ -241,5 +246,5 @@ def _speed(role: Role) -> PodSpeed:
     return LLAMA_8B if role is not Role.DECODE else replace(LLAMA_8B, c0_ms=500.0)
 
 
-def _ready(program: Program) -> int:
+def _ready(program: Router) -> int:
     return sum(status.state.name == "READY" and bool(status.pod.models) for status in program.fleet.snapshot.pods)

@@ -251,7 +251,7 @@ async def test_the_lease_moves_to_the_pod_that_the_gateway_used(picker: Pick) ->
         _, used = (await stream.ask()).picked
         fields = [{"key": b"upstream.address", "value": {"string_value": used.encode()}}]
         await stream.respond(attributes=[{"key": b"envoy.filters.http.ext_proc", "value": {"fields": fields}}])
-        inflight = picking.program.pods.ledger.inflight()
+        inflight = picking.program.pods.state.ledger.inflight()
         assert {pod for pod, found in inflight.items() if found.requests} == {used}
 
 

@@ -38,7 +38,7 @@ from router.observe.fast_metrics import pieces
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust
-from router.wiring.program import Program
+from router.wiring.router import Router, build_router
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.pace import slowness
 from tests.policy.scenes import LLAMA_8B
@@ -119,7 +119,7 @@ def _owner(handle: Any) -> str:
 class Town:
     """The router's address and parts."""
 
-    program: Program
+    program: Router
     engine: MockEngine
     port: int
     watch: Watch = field(default_factory=Watch)
@@ -227,11 +227,11 @@ async def _stay(started: asyncio.Future[Town]) -> None:
                 probes=Probes(health_interval_s=0.05, load_interval_s=0.02, self_test_interval_s=0.2),
             )
             priors = load_priors(shipped("config") / "models")
-            program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
+            program = build_router(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
             await _serve(program, engines[0], started)
 
 
-async def _serve(program: Program, engine: MockEngine, started: asyncio.Future[Town]) -> None:
+async def _serve(program: Router, engine: MockEngine, started: asyncio.Future[Town]) -> None:
     async with listening(program) as (_, url):
         started.set_result(await _warm(Town(program, engine, int(url.rpartition(":")[2]))))
         await asyncio.Event().wait()

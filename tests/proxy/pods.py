@@ -19,7 +19,7 @@ from router.observe.ended import RecordedDecision
 from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix
-from router.wiring.http_front import build_forwarder
+from router.wiring.router import build_forwarder
 from tests.proxy.steps import StepLoop
 from tests.request.cores import CoreOfPods, pods_at
 

@@ -40,7 +40,7 @@ from router.request.inbound import Head, HeaderList
 from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
-from router.wiring.core_parts import SYSTEM_CLOCK, live_core, observers
+from router.wiring.router import SYSTEM_CLOCK, build_core, observers
 from tests.policy.scenes import POLICIES, make_pod
 
 CLASSES = load_classes(None)
@@ -120,7 +120,8 @@ class CoreOfPods:
             writer = ReceiptWriter(self.receipt_lines.append)
             usage = UsageWriter("process", self.usage_lines.append)
             self.shadows = ShadowCaches(self.metrics, lambda _pod: 2, 400_000)
-        self.recent = RecentDecisions(writer=writer)
+        on_decided = self.shadows.decided if self.shadows else None
+        self.recent = RecentDecisions(writer=writer, on_decided=on_decided)
         self.state = FleetState(
             fleet=self.fleet,
             ledger=self.ledger,
@@ -143,7 +144,7 @@ class CoreOfPods:
         recording = observers(self.metrics, self.recent, log, usage, self.shadows)
         recording = replace_field(recording, sinks=[*recording.sinks, lambda ended, _: self.ended.append(ended)])
         routing = Routing(lambda: PolicySet(POLICIES[self.policy]), Classes(CLASSES), slo_lookup(self.config))
-        self.core = live_core(
+        self.core = build_core(
             self.config,
             self.state,
             routing,

@@ -44,7 +44,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.queues import RequestQueues
 from router.types import Pod, PodId, PodState, PrefixTrust
-from router.wiring.program import Program
+from router.wiring.router import Router, build_router
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
 
@@ -60,7 +60,7 @@ class Deployment:
     """Engines, the router, and a client of each of its listeners."""
 
     engines: list[MockEngine]
-    program: Program
+    program: Router
     client: httpx.AsyncClient
     admin: httpx.AsyncClient
     url: str
@@ -114,15 +114,15 @@ class Deployment:
         )
 
     def _will_test_continuation(self, pod: Pod) -> bool:
-        words_of, probes = self.program.pods._words_of, self.program._config.probes
+        words_of, probes = self.program.pods.prompts.words_of, self.program.config.probes
         could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
-        return could and probes.self_test and words_of is not None and words_of(pod.base_model) is not None
+        return could and probes.self_test and words_of(pod.base_model) is not None
 
     def _will_test_hits(self, pod: PodId) -> bool:
         """Whether a hit test will follow: the pod publishes events, and only they say what hits."""
         pods = self.program.pods
-        is_tested = self.program._config.probes.self_test and pods.publishes_events(pod)
-        return is_tested and pods.store.cache_of(pod).hits.endswith("by events")
+        is_tested = self.program.config.probes.self_test and pods.matching.publishes_events(pod)
+        return is_tested and pods.state.store.cache_of(pod).hits.endswith("by events")
 
 
 Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]
@@ -273,7 +273,7 @@ def deploy(
                 ),
             )
             folder = policies or shipped("policies")
-            program = Program(config, folder, priors, load=lambda source, *, fast: tokenizer)
+            program = build_router(config, folder, priors, load=lambda source, *, fast: tokenizer)
             async with (
                 listening(program, host, **stop) as (server, url),
                 httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
@@ -288,7 +288,7 @@ def deploy(
 
 
 @asynccontextmanager
-async def serving(program: Program) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, str]]:
+async def serving(program: Router) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient, str]]:
     """Run the router under uvicorn on free ports; yields a client of each listener, and the URL of the public one."""
     async with (
         listening(program) as (server, url),
@@ -300,7 +300,7 @@ async def serving(program: Program) -> AsyncIterator[tuple[httpx.AsyncClient, ht
 
 @asynccontextmanager
 async def listening(
-    program: Program, host: str = "127.0.0.1", *, delay_s: float = 0.0, drain_timeout_s: int = 1
+    program: Router, host: str = "127.0.0.1", *, delay_s: float = 0.0, drain_timeout_s: int = 1
 ) -> AsyncIterator[tuple[DrainingServer, str]]:
     """Run the router; yields its server and URL. `delay_s` and `drain_timeout_s` configure its shutdown."""
     config = uvicorn.Config(
@@ -313,7 +313,7 @@ async def listening(
         timeout_keep_alive=75,  # as in `warmroute serve`; clients drop idle connections after 5 s
         timeout_graceful_shutdown=drain_timeout_s,
     )
-    admin = SocketServer(program.admin, bind_port("127.0.0.1", 0))
+    admin = SocketServer(program.edges.admin, bind_port("127.0.0.1", 0))
     server = DrainingServer(config, admin, delay_s=delay_s, figures=program.metrics.figures)
     running = asyncio.create_task(server.serve())
     try:

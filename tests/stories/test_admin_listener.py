@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.config.schema import Limits
-from router.wiring.program import MAX_ADMIN_CONNECTIONS
+from router.wiring.router import MAX_ADMIN_CONNECTIONS
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -55,7 +55,7 @@ async def test_a_client_that_leaves_is_taken_out_of_the_queue(deploy: Deploy, po
     """The next one is served."""
     async with deploy(1, **PATIENT) as deployment:
         first = asyncio.create_task(deployment.chat(chat(1)))
-        await deployment.until(lambda: len(deployment.program.pods.ledger.own()) == 1 or first.done())
+        await deployment.until(lambda: len(deployment.program.pods.state.ledger.own()) == 1 or first.done())
         second = asyncio.create_task(deployment.chat(chat(2)))
         await deployment.until(lambda: counted(deployment, "queued") == 1)
         second.cancel()

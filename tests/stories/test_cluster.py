@@ -25,8 +25,8 @@ from router.config.schema import ModelConfig, Receipts, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
-from router.wiring.program import Program
 from router.wiring.publisher_process import PublisherProcess
+from router.wiring.router import build_router
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
@@ -70,7 +70,7 @@ class ClusterDeployment:
         """Start another replica."""
         priors = load_priors(shipped("config") / "models")
         load = lambda source, *, fast: self.tokenizer  # noqa: E731
-        program = Program(self.config(**redis), shipped("policies"), priors, load=load)
+        program = build_router(self.config(**redis), shipped("policies"), priors, load=load)
         client, admin, url = await self.stack.enter_async_context(serving(program))
         return Deployment(self.engines, program, client, admin, url)
 
@@ -139,11 +139,11 @@ async def found_on(deployment: Deployment, chat: Chat, pod: str) -> bool:
 
 async def is_unknown(deployment: Deployment, chat: Chat) -> bool:
     """Whether this router finds no cached blocks of the chat."""
-    reader = deployment.program.prompts.readers["demo"]
+    reader = deployment.program.pods.prompts.readers["demo"]
     prefix = await reader.read(
         InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
     )
-    return isinstance(prefix, PromptPrefix) and not deployment.program.pods.store.match(prefix, 1e9).blocks
+    return isinstance(prefix, PromptPrefix) and not deployment.program.pods.state.store.match(prefix, 1e9).blocks
 
 
 async def says_degraded(deployment: Deployment) -> bool:
@@ -167,7 +167,7 @@ def pods_of(deployment: Deployment) -> list[Pod]:
 
 def published(deployment: Deployment) -> list[bool]:
     """Whether a publisher writes its blocks, for each pod of this router."""
-    store, now_s = deployment.program.pods.store, time.monotonic()
+    store, now_s = deployment.program.pods.state.store, time.monotonic()
     return [store.is_published(pod.id, now_s) for pod in pods_of(deployment)]
 
 

@@ -22,7 +22,7 @@ from router.engines.engine_catalog import DIALECTS
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Pod, PodSpeed, Role
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.policy.scenes import LLAMA_8B
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
@@ -101,7 +101,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                 ),
             )
             priors = load_priors(shipped("config") / "models")
-            program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
+            program = build_router(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
             async with serving(program) as (client, admin, url):
                 pair = Pair(engines, program, client, admin, url)
                 await pair.until(pair.all_trusted)
@@ -138,7 +138,7 @@ async def test_a_split_request_is_answered_like_any_other(
             assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is (cached and dialect in ALONE)
             assert said(answer) == await alone(other, messages=chat)
         assert pair.handoffs("ok") == 2
-        assert not pair.program.pods.ledger.inflight()
+        assert not pair.program.pods.state.ledger.inflight()
 
 
 def said(answer: httpx.Response) -> str:
@@ -172,7 +172,7 @@ async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, di
         assert answer.status_code == 200
         assert answer.text.endswith("data: [DONE]\n\n")
         assert "error" not in answer.text
-        assert not pair.program.pods.ledger.inflight()
+        assert not pair.program.pods.state.ledger.inflight()
         await pair.until(lambda: pair.decode.load.running == 0)
 
 
@@ -214,14 +214,17 @@ async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair,
     """During an endless prefill and in mid-stream: both pods stop, and no lease remains."""
     async with open_pair(dialect, time_scale=1.0) as pair:
         pair.prefill.inject(Fault(kind=FaultKind.HANG))
-        for under_way in (lambda: len(pair.program.pods.ledger.inflight()) == 2, lambda: pair.decode.load.running == 1):
+        for under_way in (
+            lambda: len(pair.program.pods.state.ledger.inflight()) == 2,
+            lambda: pair.decode.load.running == 1,
+        ):
             body = {"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": True}
             asking = asyncio.create_task(pair.client.post("/v1/chat/completions", json=body))
             await pair.until(under_way)
             asking.cancel()
             await asyncio.wait([asking])
             await pair.until(lambda: not any(each.load.running for each in pair.engines))
-            await pair.until(lambda: not pair.program.pods.ledger.inflight())
+            await pair.until(lambda: not pair.program.pods.state.ledger.inflight())
         assert pair.ready() == 2
 
 

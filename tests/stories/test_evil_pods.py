@@ -18,7 +18,7 @@ from router.config.pod_schema import PodConfig
 from router.config.schema import ModelConfig, RouterConfig
 from router.engines.prometheus import METRICS
 from router.fleet.breaker import Probes
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
 from tests.stories.test_first_light import opening
@@ -77,7 +77,7 @@ async def test_a_pod_that_lists_models_of_others_is_named_or_limited(
             pods = (PodConfig(url=good.url), PodConfig(url=evil.url, models=allowed))
             models = (ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE),)
             config = RouterConfig(pods=pods, models=models, probes=Probes(health_interval_s=0.1))
-            program = Program(config, shipped("policies"), priors, load=loaded_tokenizer)
+            program = build_router(config, shipped("policies"), priors, load=loaded_tokenizer)
             async with serving(program) as (_, admin, _):
                 shown: list[dict[str, Any]] = []
                 while not shown or any(pod["state"] != "ready" for pod in shown):

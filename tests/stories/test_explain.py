@@ -76,7 +76,7 @@ async def test_a_running_request_can_be_explained(deploy: Deploy) -> None:
     async with deploy(pods=1, engine={"time_scale": 1.0}) as deployment:
         deployment.client.headers["x-request-id"] = "hanging-1"
         asked = asyncio.create_task(deployment.chat(opening("slow"), max_tokens=500))
-        await deployment.until(lambda: bool(deployment.program.pods.ledger.inflight()))
+        await deployment.until(lambda: bool(deployment.program.pods.state.ledger.inflight()))
         found = await explain(deployment, "hanging-1")
         assert (found.receipt.id, found.receipt.result) == ("hanging-1", "") and found.explanation.columns
         asked.cancel()
@@ -115,7 +115,7 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         found = [msgspec.json.decode(answer.content, type=Explained) for answer in previews]
         assert await counted(deployment) == before and [engine.load for engine in deployment.engines] == blocks
         assert counts == {name: [run.count for run in shared._runs.values()] for name, shared in seen.items()}
-        assert not deployment.program.pods.ledger.inflight()
+        assert not deployment.program.pods.state.ledger.inflight()
         served = await deployment.chat(opening("harbour"))
         expected = (served.headers["x-warmroute-pod"], int(served.headers["x-warmroute-cached-tokens"]))
         plans = [one.explanation.columns[0].plan for one in found]

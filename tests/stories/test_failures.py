@@ -32,7 +32,7 @@ async def test_a_killed_pod_costs_no_unstreamed_request(deploy: Deploy) -> None:
         await deployment.engines[0].stop()
         answers = await asyncio.gather(*asked)
         assert [answer.status_code for answer in answers] == [200] * 20
-        assert not deployment.program.pods.ledger.inflight()
+        assert not deployment.program.pods.state.ledger.inflight()
 
 
 async def test_a_request_that_all_pods_fail_is_a_502(deploy: Deploy) -> None:
@@ -56,7 +56,7 @@ async def test_a_client_disconnect_stops_its_pod_at_once(deploy: Deploy, stream:
         asking.cancel()
         await asyncio.wait([asking])
         await deployment.until(lambda: deployment.engines[0].load.running == 0)
-        await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
+        await deployment.until(lambda: not deployment.program.pods.state.ledger.inflight())
         metrics = (await deployment.admin.get("/metrics")).text
         assert 'result="client_gone"} 1.0' in metrics
         assert deployment.ready() == 1

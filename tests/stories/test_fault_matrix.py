@@ -76,7 +76,7 @@ def breaks(deployment: Deployment, at: int, fault: Fault) -> None:
     """The pod has this fault from now on. The router has no connection to it, and short timeouts for this pod only: the
     other one may be as slow as the machine."""
     deployment.engines[at].inject(fault)
-    url, pools = deployment.engines[at].url, deployment.program._pools
+    url, pools = deployment.engines[at].url, deployment.program.pods.pools
     [pod] = [status.pod for status in deployment.program.fleet.snapshot.pods if status.pod.url == url]
     pools.remove(pod.id)
     pools.of(pod).limits = SHORT_TIMEOUTS
@@ -84,7 +84,7 @@ def breaks(deployment: Deployment, at: int, fault: Fault) -> None:
 
 async def nothing_stays_behind(deployment: Deployment) -> None:
     """Whether there are no leases and no requests in flight."""
-    await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
+    await deployment.until(lambda: not deployment.program.pods.state.ledger.inflight())
     metrics = (await deployment.admin.get("/metrics")).text
     assert "warmroute_in_flight_requests 0.0" in metrics
 
@@ -271,7 +271,7 @@ async def test_requests_above_the_in_flight_limit_are_refused(deploy: Deploy) ->
     async with deploy(pods=1, limits=Limits(max_in_flight=1)) as deployment:
         deployment.engines[0].inject(Fault(kind=FaultKind.HANG))
         hanging = asyncio.create_task(deployment.chat(opening("queues")))
-        await deployment.until(lambda: bool(deployment.program.pods.ledger.inflight()))
+        await deployment.until(lambda: bool(deployment.program.pods.state.ledger.inflight()))
         answer = await deployment.chat(opening("queues"))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "saturated"

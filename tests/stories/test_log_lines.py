@@ -22,7 +22,7 @@ from router.config.pod_schema import PodConfig
 from router.config.schema import ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.policy.scenes import LLAMA_8B
 from tests.redis_servers.server import free_port
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, Deployment, serving
@@ -64,7 +64,7 @@ async def test_dead_and_flapping_pods_and_a_dead_redis_repeat_no_line(
                 probes=Probes(health_interval_s=PERIOD_S, load_interval_s=PERIOD_S, self_test_interval_s=PERIOD_S),
                 index=Index(redis=redis),
             )
-            program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
+            program = build_router(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
             async with serving(program) as (client, admin, url):
                 deployment = Deployment(engines, program, client, admin, url)
                 await deployment.until(partial(has, lines, 1, pod="b", new="ready"))

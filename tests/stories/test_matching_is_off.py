@@ -15,7 +15,7 @@ from router.config.models import ModelPrior
 from router.config.pod_schema import KvEvents, PodConfig
 from router.config.schema import Edge, ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.closed_port import closed_port
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
@@ -44,7 +44,7 @@ async def test_a_model_whose_chats_are_not_read(
         config = RouterConfig(
             pods=(PodConfig(url=engines[0].url),), probes=PROBES, models=models, edge=Edge(cors_origins=("*",))
         )
-        program = Program(config, shipped("policies"), priors, load=loaded_tokenizer)
+        program = build_router(config, shipped("policies"), priors, load=loaded_tokenizer)
         async with serving(program) as (client, admin, _):
             while (await admin.get("/admin/pods")).json()[0]["state"] != "ready":
                 await asyncio.sleep(0.01)
@@ -95,7 +95,11 @@ async def test_a_refused_address_of_kv_events_is_the_reason(
             events = KvEvents(endpoint=f"tcp://127.0.0.1:{port}")
             pods = (PodConfig(url=engines[0].url, kv_events=events),)
             config = RouterConfig(pods=pods, probes=PROBES, models=models)
-            async with serving(Program(config, shipped("policies"), priors, load=loaded_tokenizer)) as (_, admin, _):
+            async with serving(build_router(config, shipped("policies"), priors, load=loaded_tokenizer)) as (
+                _,
+                admin,
+                _,
+            ):
                 while not any(line["event"] == "ready" for line in logs):
                     await asyncio.sleep(0.01)
                 (pod,) = (await admin.get("/admin/pods")).json()

@@ -172,7 +172,7 @@ async def fleet(
 
 
 def sharing_of(one: Deployment) -> MeterSharing:
-    sharing = one.program.quotas.sharing
+    sharing = one.program.access.quotas.sharing
     assert sharing is not None
     return sharing
 

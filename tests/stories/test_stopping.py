@@ -71,7 +71,7 @@ async def test_sigterm_fails_readiness_first_and_running_streams_complete(
         delay.is_over.set()
         assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
         await streaming.__aexit__(None, None, None)
-        assert not deployment.program.pods.ledger.inflight()
+        assert not deployment.program.pods.state.ledger.inflight()
 
 
 async def test_the_admin_listener_answers_while_streams_end(deploy: Deploy) -> None:
@@ -83,7 +83,7 @@ async def test_the_admin_listener_answers_while_streams_end(deploy: Deploy) -> N
         assert (await deployment.admin.get("/readyz")).json()["status"] == "stopping"
         assert [pod["in_flight"] for pod in await deployment.pods()] == [1]
         await streaming.__aexit__(None, None, None)
-        await deployment.until(lambda: not deployment.program.pods.ledger.inflight())
+        await deployment.until(lambda: not deployment.program.pods.state.ledger.inflight())
 
 
 async def test_a_stream_longer_than_the_drain_ends_with_an_error(deploy: Deploy) -> None:
@@ -95,7 +95,7 @@ async def test_a_stream_longer_than_the_drain_ends_with_an_error(deploy: Deploy)
         await streaming.__aexit__(None, None, None)
         assert json.loads(last.strip().removeprefix(b"event: error\ndata: "))["error"]["code"] == "stopping"
         assert b'result="stopping"} 1.0' in deployment.program.metrics.render()
-        assert not deployment.program.pods.ledger.inflight()
+        assert not deployment.program.pods.state.ledger.inflight()
         await deployment.until(lambda: not deployment.engines[0].load.running)
 
 
@@ -150,10 +150,10 @@ async def test_a_client_that_never_reads_is_disconnected(deploy: Deploy) -> None
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         body = json.dumps({"model": "demo", "messages": opening("deserts"), "stream": True}).encode()
         writer.write(message(body))
-        await deployment.until(lambda: bool(deployment.program.pods.ledger.inflight()))
+        await deployment.until(lambda: bool(deployment.program.pods.state.ledger.inflight()))
         await nothing_stays_behind(deployment)
         assert 'result="client_gone"} 1.0' in deployment.program.metrics.render().decode()
-        assert not deployment.program.pods.breaker._failed
+        assert not deployment.program.pods.state.breaker._failed
         writer.transport.abort()
 
 
@@ -162,7 +162,7 @@ async def running(deployment: Deployment) -> None:
 
 
 async def hanging(deployment: Deployment) -> None:
-    await deployment.until(lambda: bool(deployment.program.pods.ledger.inflight()))
+    await deployment.until(lambda: bool(deployment.program.pods.state.ledger.inflight()))
 
 
 @pytest.mark.parametrize("phase", ["inside its body", "before any answer", "before the first token", "in mid-stream"])
@@ -188,4 +188,4 @@ async def test_a_client_can_disconnect_in_any_phase(deploy: Deploy, phase: str) 
         await deployment.until(lambda: not any(engine.load.running for engine in deployment.engines))
         await nothing_stays_behind(deployment)
         assert all(status.state is PodState.READY for status in deployment.program.fleet.snapshot.pods)
-        assert not deployment.program.pods.breaker._failed
+        assert not deployment.program.pods.state.breaker._failed

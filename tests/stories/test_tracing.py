@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from router.config.schema import TracingConfig
 from router.errors import ConfigError
 from router.phases import PHASES
-from router.wiring.core_parts import build_tracing
+from router.wiring.router import build_tracing
 from tests.otlp_receiver import Collector, attributes, collecting
 from tests.stories.conftest import Deploy
 from tests.stories.test_first_light import opening
@@ -101,7 +101,7 @@ async def test_tracing_is_off_by_default(deploy: Deploy) -> None:
         answer = await deployment.client.post("/v1/chat/completions", json=body, headers=PARENT)
     assert answer.status_code == 200
     assert "traceparent" not in answer.headers
-    assert deployment.program.tracing is None
+    assert deployment.program.edges.tracing is None
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

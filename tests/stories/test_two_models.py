@@ -27,7 +27,7 @@ from router.policy.calibration import class_key
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
 from tests.stories.test_first_light import opening
 
@@ -89,7 +89,7 @@ async def test_each_model_has_its_own_tokens_blocks_and_costs(
             probes=Probes(health_interval_s=0.1, load_interval_s=0.05, self_test_interval_s=0.2),
         )
         by_path = {sources[name].path: by_model[name] for name in COSTS}
-        program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: by_path[source.path])
+        program = build_router(config, shipped("policies"), priors, load=lambda source, *, fast: by_path[source.path])
         async with serving(program) as (client, admin, _):
 
             def pods() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from router.config.models import ModelPrior
 from router.config.pod_schema import PodConfig
 from router.config.schema import ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
 
@@ -55,7 +55,7 @@ async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
     async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
         pods = tuple(PodConfig(url=engine.url) for engine in engines)
         config = RouterConfig(pods=pods, probes=PROBES, **settings)
-        program = Program(config, shipped("policies"), priors, load=loaded_tokenizer)
+        program = build_router(config, shipped("policies"), priors, load=loaded_tokenizer)
         async with serving(program) as (client, admin, _):
             while {(pod["state"], pod["trust"] == "trusted") for pod in (await admin.get("/admin/pods")).json()} != {
                 ("ready", hit)

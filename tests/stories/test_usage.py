@@ -105,7 +105,7 @@ async def metric_totals(deployment: Deployment) -> Counter[str]:
 
 async def counters_after_tests(deployment: Deployment) -> Counter[str]:
     """The engines' counters once the router has sent them its own prompts, which test their hits."""
-    store, fleet = deployment.program.pods.store, deployment.program.fleet
+    store, fleet = deployment.program.pods.state.store, deployment.program.fleet
     await deployment.until(
         lambda: all("by events" not in store.cache_of(one.pod.id).hits for one in fleet.snapshot.pods)
     )

@@ -13,20 +13,20 @@ from structlog.testing import capture_logs
 from loadtest.simulator.router_view import Unrecorded
 from router.config.index_schema import RedisIndex
 from router.feeds.discovery.membership import Membership
+from router.feeds.kv_redis import ReadableGenerations
 from router.feeds.supervise import running
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.types import Generation, Links, PodSpeed
-from router.wiring.cluster_member import ClusterMember, ReadableGenerations
-from router.wiring.program import wait_for_cluster
+from router.wiring.cluster_member import join_cluster
 from tests.redis_servers.server import free_port
 
 
 def test_a_router_without_a_cluster_does_not_import_redis() -> None:
     """It saves 6 MiB and 50 ms."""
-    code = "import sys, router.wiring.program; sys.exit('redis' in sys.modules)"
+    code = "import sys, router.wiring.router; sys.exit('redis' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -51,13 +51,12 @@ async def test_a_router_serves_at_once_while_redis_is_away() -> None:
     redis = RedisIndex(url=SecretStr(f"redis://:hush@127.0.0.1:{port}"), ready_timeout_s=3600)
     fleet, calibrator = Fleet(), Calibrator(Calibration(), Unrecorded(), Links())
     pods = Membership(fleet, lambda *_: (PodSpeed(0, 0, 0), 0), {})
-    readable = ReadableGenerations({})
-    member = ClusterMember(redis, readable, Ledger(), calibrator, fleet, pods.drains, pods.follow_drains)
+    member = join_cluster(redis, {}, Ledger(), calibrator, fleet, pods)
     with capture_logs() as lines:
         async with asyncio.timeout(10), running(member.feeds):
-            await wait_for_cluster(member, fleet, redis.ready_timeout_s, self_test=True)
+            await member.wait(fleet, redis.ready_timeout_s, self_test=True)
     await member.close()
-    assert not member.loaded.is_set()
+    assert not member.index.loaded.is_set()
     assert any(line["event"] == "serving before startup is complete" for line in lines)
     away = [line for line in lines if line["event"] == "Redis unavailable"]
     assert away and all(line["redis"] == f"127.0.0.1:{port}" and "index.redis" in line["hint"] for line in away)

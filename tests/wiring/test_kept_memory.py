@@ -29,7 +29,7 @@ from router.prompt.fingerprint import SEEDS
 from router.request.effects import Downstream, Effects
 from router.request.tracker import Tracker
 from router.types import MAX_NAME_CHARACTERS
-from router.wiring.program import Program
+from router.wiring.router import build_router
 from tests.api.test_openai_edge import Client
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.policy.scenes import LLAMA_8B
@@ -70,7 +70,7 @@ class Router:
             log=Log(requests=False),
         )
         tokenizer, priors = loaded_tokenizer(SOURCE), load_priors(shipped("config") / "models")
-        self.program = Program(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
+        self.program = build_router(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
         self.program.pods.membership.replace("admin calls", map(ListedPod, pods))
         self.program.core.attempts = unsent  # type: ignore[method-assign]
         for name in "ab":
@@ -85,7 +85,7 @@ class Router:
         client = Client(body, path=path, headers=listed)
         try:
             context = await self.program.edge._read(client.sent_to(self.program.edge))
-            await self.program._forwarder.forward(context, Reader())
+            await self.program.forwarder.forward(context, Reader())
         except RouterError:
             return
 
@@ -180,7 +180,7 @@ async def test_memory_is_flat_for_names_at_their_limit(router: Router) -> None:
     caches of texts, which are limited in bytes: a text is cached for each salt."""
 
     def kept_bytes() -> int:
-        return held_bytes() - sum(router.program.prompts.cache_bytes().values())
+        return held_bytes() - sum(router.program.pods.prompts.cache_bytes().values())
 
     async def send_all(first: int) -> None:
         for number in range(first, first + FILLED):
@@ -207,6 +207,6 @@ async def test_prompt_caches_stay_below_their_limit_which_their_gauge_shows(rout
         for _ in range(4):
             await router.send(chat(messages=messages), "/v1/chat/completions")
             messages = [*messages, {"role": "assistant", "content": "yes " * 50}, question]
-    page = (await router.program._metrics_page.render(PLAIN)).decode()
+    page = (await router.program.edges.page.gauges.render(PLAIN)).decode()
     held = float(page.partition('warmroute_prompt_cache_bytes{model="demo"} ')[2].partition("\n")[0])
     assert 1.9 * CACHE_BYTES < held <= 2 * CACHE_BYTES

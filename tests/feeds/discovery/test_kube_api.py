@@ -15,8 +15,8 @@ import pytest
 from router.config.pod_schema import KubernetesApi
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError
-from router.wiring import pod_sources
-from router.wiring.pod_sources import api_server
+from router.wiring import kube_sources
+from router.wiring.kube_sources import api_server
 from tests.redis_servers.server import TlsFiles, tls_material
 
 pytestmark = [
@@ -32,7 +32,7 @@ LINES = [LINE % (b"x" * size) for size in (1, 5_000, 40_000, 7)]
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may stand still for as long as a router waits for a connection."""
-    monkeypatch.setattr(pod_sources, "CONNECT_TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr(kube_sources, "CONNECT_TIMEOUT_S", DEADLINE_S)
 
 
 @dataclass

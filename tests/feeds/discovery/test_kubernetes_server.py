@@ -10,7 +10,7 @@ from router.config.pod_schema import KubernetesApi, KubernetesPods
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import SourceStatus
-from router.wiring.pod_sources import api_server
+from router.wiring.kube_sources import api_server
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
 from tests.feeds.discovery.kubernetes_server import served
 

@@ -54,7 +54,7 @@ from router.request.inbound import HeaderList
 from router.request.life import Core, Observers
 from router.request.tracker import Tracker
 from router.types import BlockChange, InferenceRequest, PodId, PodLoad, PromptPrefix, Scene
-from router.wiring.core_parts import live_core, observers
+from router.wiring.router import build_core, observers
 from tests.policy.test_recording import written
 from tests.sim.virtual.conftest import small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, LINK, apart, fleet
@@ -202,7 +202,7 @@ def core_of(of: SimulatedFleet, policies: PolicySet, clock: Clock, records: Reco
     recording = observers(metrics, records.recent, RequestLog("json", write=lambda _line: None))
     recording = Observers(records, recording.counters, (*recording.sinks, records.settle))
     routing = Routing(lambda: policies, Classes(load_classes(None)), slo_lookup(config))
-    return live_core(
+    return build_core(
         config,
         state,
         routing,
@@ -325,7 +325,7 @@ class TapeFront:
     [(fleet(3, small_pod(20_000, 40_000), LINK), 2.5), (apart(1, 2), 6.0)],
     ids=["pods that do both, with pulls and a CPU tier", "prefill and decode pods"],
 )
-def test_a_live_core_decides_predicts_and_records_what_was_simulated(of: SimulatedFleet, load: float) -> None:
+def test_a_build_core_decides_predicts_and_records_what_was_simulated(of: SimulatedFleet, load: float) -> None:
     """All of about a thousand requests: what was known, candidates, prices, cached tokens, times, refusals, usage."""
     policies = PolicyFolder(shipped("policies"), "cost_aware", load_classes(None).names).read()
     expected, tape = simulated(of, policies.default, load)

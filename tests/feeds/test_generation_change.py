@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from router.engines.adapter import PodFacts
-from router.wiring.fleet_parts import generation_change
+from router.feeds.pod_log import generation_change
 from tests.policy.scenes import make_pod
 
 
