@@ -23,6 +23,9 @@ Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
 """The same for a POST of JSON."""
 
+MIN_REPEAT_S = 0.1
+"""A check whose own result changes its pod runs again after this at the earliest: a pod that says yes and no in turn is
+not asked as fast as it answers."""
 TICK_S = 0.002
 """The resolution of timers: one that ends earlier would find nothing due, again and again."""
 
@@ -71,8 +74,9 @@ class Turn:
         result = await self.check.run(status.pod, self)
         if self.epoch == status.pod.epoch and result is not None:
             self.failures, self.is_done = 0 if result else self.failures + 1, self.check.once and result
-        if self.next_s == 0.0:  # else the pod has changed meanwhile
-            self.next_s = loop_time_s() + jittered(self.pause_s(status))
+        pause_s = jittered(self.pause_s(status))
+        has_changed = self.next_s != 0.0
+        self.next_s = loop_time_s() + (min(pause_s, MIN_REPEAT_S) if has_changed else pause_s)
 
     def pause_s(self, status: PodStatus) -> float:
         every_s = self.check.every_s(status)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.watch import Check, Turn, Watch
+from router.feeds.watch import MIN_REPEAT_S, Check, Turn, Watch
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId
 from tests.policy.scenes import fleet_of, make_pod
+from tests.virtual_time import run_virtually
 
 pytestmark = pytest.mark.anyio
 
@@ -122,6 +123,25 @@ async def test_each_check_is_due_when_its_own_pod_changes(script: Scripted, runn
         await asyncio.sleep(0)
         fleet.restarted("b")
         await until(lambda: script.runs == [("probe", "b")] * 2)
+
+
+def test_a_pod_that_says_yes_and_no_in_turn_is_not_asked_as_fast_as_it_answers() -> None:
+    """Each result changes the pod, and a change makes its checks due."""
+    fleet, asked = fleet_of(make_pod("a")), list[PodEvent]()
+
+    async def run(pod: Pod, _turn: Turn) -> None:
+        asked.append(PodEvent.UNDRAIN if len(asked) % 2 else PodEvent.DRAIN)
+        fleet.event(pod.id, asked[-1])
+
+    async def watched() -> None:
+        watching = asyncio.ensure_future(
+            watch(fleet, [Check(name="load", run=run, due=lambda _: True, every_s=lambda _: NEVER_S)])
+        )
+        await asyncio.sleep(10.0)
+        watching.cancel()
+
+    run_virtually(watched())
+    assert 10 < len(asked) <= 10.0 / MIN_REPEAT_S + 1
 
 
 async def test_a_check_that_passed_runs_again_in_the_next_epoch(
