@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -30,6 +30,11 @@ def writable_report(path: Path | None) -> Path | None:
         raise typer.BadParameter("plots need matplotlib: pip install matplotlib")
     return writable(path)
 
+
+OutOption = Annotated[
+    Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
+]
+ReportOption = Annotated[Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)]
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes as Drawing

@@ -32,8 +32,7 @@ from loadtest.commands.child_processes import ChildError
 from loadtest.commands.mock_engine_command import TOKENIZER_PACKAGE
 from loadtest.fleets.record import Objective, Record, Row, Run, record_of
 from loadtest.fleets.runs import command, first_model, run_script
-from loadtest.html_page import writable_report
-from router.cli.options import writable
+from loadtest.html_page import OutOption, ReportOption
 
 TAIL_LINES = 15
 _REVISION = "0" * 40
@@ -311,12 +310,8 @@ def main(
     trace: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Mooncake JSONL (aiperf).")] = None,
     speedup: Annotated[float, typer.Option(min=0.01, help="Factor on the trace's arrival rate.")] = 1.0,
     ttft_ms: Annotated[float, typer.Option(help="TTFT objective.")] = 1000.0,
-    out: Annotated[
-        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
-    ] = None,
+    out: OutOption = None,
+    report: ReportOption = None,
 ) -> None:
     """Run one client. Exit code 1 if a request failed."""
 

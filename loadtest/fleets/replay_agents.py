@@ -25,11 +25,10 @@ from loadtest.commands.mock_engine_command import MAX_CONTEXT_TOKENS
 from loadtest.fleets.record import Objective, Record, record_of
 from loadtest.fleets.replay_trace import one_token_words
 from loadtest.fleets.runs import Workload, command, replayed, run_script
-from loadtest.html_page import writable_report
+from loadtest.html_page import OutOption, ReportOption
 from loadtest.simulator.agent_sessions import STARTS_EVERY_S, agent_traffic, read_agent_sessions
 from loadtest.simulator.traffic import IdealCache, Session, TrafficRequest
 from loadtest.traffic.load_driver import DriveResults, LoadDriver, OnProgress
-from router.cli.options import writable
 from router.types import BlockHash, Endpoint
 
 ROUTER_BLOCK_TOKENS = 16
@@ -132,12 +131,8 @@ def main(
         int, typer.Option(min=1, help="KV blocks of 16 tokens per pod; 28,836 is Llama-70B on 4 H100.")
     ] = 28_836,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per response.")] = 1000,
-    out: Annotated[
-        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
-    ] = None,
+    out: OutOption = None,
+    report: ReportOption = None,
 ) -> None:
     """Play agent sessions. Exit code 1 if a request failed."""
     plan = FleetPlan(pods=pods, num_blocks=num_blocks, block_size_tokens=ROUTER_BLOCK_TOKENS, model=model)

@@ -25,10 +25,9 @@ from loadtest.commands.child_processes import FleetPlan
 from loadtest.commands.mock_engine_command import mock_tokenizer
 from loadtest.fleets.record import Objective, Record, record_of
 from loadtest.fleets.runs import Workload, command, replayed, run_script
-from loadtest.html_page import writable_report
+from loadtest.html_page import OutOption, ReportOption
 from loadtest.mock_engine.vocabulary import WORDS
 from loadtest.traffic.load_driver import DriveResults, LoadDriver, OnProgress
-from router.cli.options import writable
 from router.types import Endpoint
 
 TRACE_BLOCK_TOKENS = 512
@@ -141,12 +140,8 @@ def main(
     jitter_s: Annotated[float, typer.Option(min=0.0, help="Spread of each arrival, in trace time.")] = 3.0,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per response.")] = 64,
     ttft_ms: Annotated[float, typer.Option(help="TTFT objective.")] = 5000.0,
-    out: Annotated[
-        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
-    ] = None,
+    out: OutOption = None,
+    report: ReportOption = None,
 ) -> None:
     """Replay a trace. Exit code 1 if a request failed."""
     lines = read_trace(trace, requests)

@@ -11,7 +11,6 @@ Open loop: sessions start when they are due, and every time counts from when a r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,11 +22,10 @@ from loadtest.fleets.record import Record, Run, record_of
 from loadtest.fleets.runs import Workload, command, first_model, run_on_fleet, run_on_url, run_script
 from loadtest.fleets.scenario import Scenario, load_scenario, ours
 from loadtest.fleets.slow_client import exchange_at_pace
-from loadtest.html_page import writable_report
+from loadtest.html_page import OutOption, ReportOption
 from loadtest.traffic.chat_workload import ChatSession
 from loadtest.traffic.figures import ideal_cached_tokens
 from loadtest.traffic.load_driver import DriveResults, OnProgress, drive
-from router.cli.options import writable
 
 POLICIES = "round_robin,ring_bounded_load,cost_aware"
 
@@ -53,12 +51,8 @@ def main(
     rate: Annotated[str, typer.Option(help="Sessions per second, one or several: 10,20,30.")] = "",
     duration_s: Annotated[float | None, typer.Option(min=0.1, help="Seconds during which new sessions start.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the sessions.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write results as JSON, with one row per request.", callback=writable)
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots.", callback=writable_report)
-    ] = None,
+    out: OutOption = None,
+    report: ReportOption = None,
 ) -> None:
     """Run a scenario. Exit code 1 if a request failed."""
     if not scenario:

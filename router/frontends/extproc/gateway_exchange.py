@@ -46,7 +46,7 @@ from router.frontends.http.exchange import PROGRESS_BYTES
 from router.frontends.http.http_edge import HttpEdge, send_error
 from router.frontends.http.request_head import client_network, forwarded_for, read_target, trusted_proxies
 from router.guards import Bound, OutOfBounds
-from router.request.error_responses import headers_too_large, late_request, too_many_headers
+from router.request.error_responses import late_request, too_many_headers
 from router.request.inbound import EVENT_STREAM, Head, HeaderList, first_values, media_type
 from router.request.reading import with_field
 
@@ -233,9 +233,6 @@ class GatewayExchange:
         self.sees_response = self.answers or self.modes.response != NONE
         if len(given) > room or len(headers) > limits.max_headers:
             self.refusal = too_many_headers(limits)
-            return
-        if sum(len(name) + len(value) for name, value in headers) > limits.max_header_bytes:
-            self.refusal = headers_too_large(limits)
             return
         self.admitted, self.refusal = edge.admit(head, time.time())
         if (objective := named.get(OBJECTIVE_HEADER)) and self.admitted.tenant is OPEN_TENANT:
