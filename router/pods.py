@@ -91,6 +91,8 @@ class Pod:
     """The path or name that its engine loaded its model from; empty if unknown."""
     version: str = ""
     """Version of its engine; KV is exchanged only between pods of one engine and version."""
+    front_end: str = ""
+    """`rust` for vLLM's front end in Rust; empty for the one in Python, or where the engine has only one."""
     handoff: str = ""
     """Dialect of its prefill/decode handoffs; empty if it has none."""
     handoff_port: int | None = None

@@ -44,6 +44,8 @@ from router.types import Endpoint
 
 RELEASE = "0.32.0"
 """vLLM release whose HTTP interface this is."""
+RUST_RELEASE = "0.33.0"
+"""The first one with a front end in Rust."""
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
 
 
@@ -120,7 +122,7 @@ class EngineApp:
             ("GET", "/v1/models"): _answer(lambda _: responses.models_body(config, sorted(adapters), created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/version"): _answer(lambda _: encode({"version": RELEASE})),
+            ("GET", "/version"): _answer(lambda _: encode(_version(config))),
             ("GET", "/kv_event_sources"): _answer(lambda _: encode(event_sources())),
             ("POST", "/tokenize"): _answer(self._tokens),
             ("POST", "/detokenize"): _answer(lambda body: encode({"prompt": self._parser.detokenize(body)})),
@@ -327,6 +329,11 @@ class EngineApp:
     async def _clear_faults(self, exchange: HttpExchange) -> None:
         self._faults.clear()
         await exchange.respond(HTTPStatus.OK)
+
+
+def _version(config: MockEngineConfig) -> dict[str, str]:
+    is_rust = config.front_end == "rust"
+    return {"version": RUST_RELEASE, "rust_frontend_version": RUST_RELEASE} if is_rust else {"version": RELEASE}
 
 
 def _answer(answer: Callable[[bytes], bytes], content_type: bytes = JSON) -> _Handler:

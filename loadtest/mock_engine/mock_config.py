@@ -81,6 +81,8 @@ class MockEngineConfig(SimPodConfig):
     template: ChatTemplate | None = None
     """The template that `render` uses; without it, conversions of other APIs refuse what depends on the template."""
     adapters: tuple[str, ...] = ()
+    front_end: Literal["", "rust"] = ""
+    """`rust`: vLLM's front end in Rust, which lacks a part of the paths (0.33)."""
     host: str = "127.0.0.1"
     port: int = 0
     api_key: str = field(default="", repr=False)

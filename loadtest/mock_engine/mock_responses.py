@@ -70,8 +70,9 @@ def error_frames(error: EngineError) -> bytes:
 def models_body(config: MockEngineConfig, adapters: Iterable[str], created_s: int) -> bytes:
     """The `/v1/models` body: served names, then adapters. An adapter has a parent and no length."""
     base = config.models[0]
-    cards = [_card(name, base, None, config.max_model_len, created_s) for name in config.models]
-    cards += [_card(name, f"/adapters/{name}", base, None, created_s) for name in adapters]
+    owner = "vllm-frontend-rs" if config.front_end == "rust" else "vllm"
+    cards = [_card(name, base, None, config.max_model_len, created_s, owner) for name in config.models]
+    cards += [_card(name, f"/adapters/{name}", base, None, created_s, owner) for name in adapters]
     return encode({"object": "list", "data": cards})
 
 
@@ -261,8 +262,10 @@ def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: d
     return {"id": request.id, "object": kind, "created": created_s, "model": request.model, "choices": choices}
 
 
-def _card(name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int) -> dict[str, Any]:
-    card = {"id": name, "object": "model", "created": created_s, "owned_by": "vllm", "root": root, "parent": parent}
+def _card(
+    name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int, owner: str
+) -> dict[str, Any]:
+    card = {"id": name, "object": "model", "created": created_s, "owned_by": owner, "root": root, "parent": parent}
     return card | {"max_model_len": max_model_len, "permission": []}
 
 

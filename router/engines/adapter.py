@@ -64,6 +64,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
     version: str = ""
+    front_end: str = ""
     weights: str = ""
     """The path or name that the model was loaded from; empty where it is not reported."""
     max_model_len_tokens: int | None = None
@@ -133,7 +134,7 @@ class _Generated(msgspec.Struct):
 class EngineAdapter:
     """One engine's paths, metrics and bodies. An engine overrides what differs from these defaults."""
 
-    owner: str = ""
+    owners: tuple[str, ...] = ()
     """What it names as the owner of its models in /v1/models."""
     chart_names: tuple[str, ...] = ()
     """Its names in labels and annotations of charts, besides its name here."""

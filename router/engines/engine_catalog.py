@@ -28,7 +28,7 @@ ENGINES: Mapping[str, EngineAdapter] = {
     "llamacpp": LlamaCpp(),
 }
 
-OWNERS: Mapping[str, str] = {engine.owner: name for name, engine in ENGINES.items() if engine.owner}
+OWNERS: Mapping[str, str] = {owner: name for name, engine in ENGINES.items() for owner in engine.owners}
 """Engines by what they name as the owner of their models in /v1/models."""
 CHART_NAMES: Mapping[str, str] = {
     each: name for name, engine in ENGINES.items() for each in (name, *engine.chart_names)

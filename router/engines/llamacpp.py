@@ -31,7 +31,7 @@ class _Props(msgspec.Struct):
 class LlamaCpp(EngineAdapter):
     """llama-server. Its /tokenize takes text alone, so chats cannot be tokenized in one call."""
 
-    owner = "llamacpp"
+    owners = ("llamacpp",)
     chart_names = ("llama.cpp",)
     image_names = ("llama.cpp", "llama-cpp")
     gauges = LoadGauges(

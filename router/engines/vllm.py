@@ -34,6 +34,7 @@ _NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
 _VERSION_PATH = "/version"
+_RUST_OWNER = "vllm-frontend-rs"
 
 
 class _Source(msgspec.Struct):
@@ -44,6 +45,7 @@ class _Source(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: ReportedText = ""
+    rust_frontend_version: ReportedText = ""
 
 
 class _Rank(msgspec.Struct):
@@ -57,7 +59,7 @@ class _Faults(msgspec.Struct):
 
 
 class Vllm(EngineAdapter):
-    owner = "vllm"
+    owners = ("vllm", _RUST_OWNER)
     may_force_usage = True  # --enable-force-include-usage
     image_names = ("vllm",)
     gauges = LoadGauges(
@@ -98,6 +100,7 @@ class Vllm(EngineAdapter):
             facts,
             dp_size=_ranks(responses.get(_KV_PATH, b""), caches),
             version=release.version if release else "",
+            front_end=_front_end(facts, release),
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
             kv_events=(events := _kv_events(responses.get(_KV_PATH, b""), pod)),
@@ -142,6 +145,11 @@ def _caches(metrics: bytes) -> Sequence[Sample]:
         return list(samples(metrics, "vllm:cache_config_info"))
     except OutOfBounds:
         return ()
+
+
+def _front_end(facts: PodFacts, release: _Version | None) -> str:
+    is_rust = facts.owner == _RUST_OWNER or bool(release and release.rust_frontend_version)
+    return "rust" if is_rust else ""
 
 
 def _ranks(kv_sources: bytes, caches: Sequence[Sample]) -> int:

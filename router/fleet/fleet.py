@@ -36,6 +36,7 @@ UNREPORTED: Mapping[str, Any] = {
     "block_size_tokens": None,
     "capacity_tokens": None,
     "version": "",
+    "front_end": "",
     "weights": "",
 }
 """What pods report of themselves, and what is known before."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -239,6 +239,7 @@ def deploy(
         policy: str = "cost_aware",
         policies: Path | None = None,
         engine: dict[str, Any] | None = None,
+        engines: Sequence[dict[str, Any]] = (),
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
@@ -254,12 +255,12 @@ def deploy(
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
         **stop: Any,
     ) -> AsyncIterator[Deployment]:
-        configs = [engine_config(**(engine or {}))] * pods
-        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
+        configs = [engine_config(**(engine or {}), **own) for own in engines or [{}] * pods]
+        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as running:
             config = RouterConfig(
                 policy=policy,
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
-                pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in engines),
+                pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in running),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
@@ -279,7 +280,7 @@ def deploy(
                 httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
                 admin_client(server) as admin,
             ):
-                deployment = Deployment(engines, program, client, admin, url, server)
+                deployment = Deployment(running, program, client, admin, url, server)
                 if wait:
                     await deployment.until(deployment.all_trusted)
                 yield deployment

@@ -54,6 +54,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "url": pod.url,
             "engine": pod.engine,
             "version": pod.version,
+            "front_end": pod.front_end,
             "role": pod.role.value,
             "handoff": pod.handoff,
             "state": status.state.value,
