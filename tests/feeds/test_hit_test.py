@@ -29,7 +29,7 @@ from router.types import (
     PromptPrefix,
 )
 from tests.feeds.conftest import watched
-from tests.policy.scenes import LLAMA_8B, fleet_of, make_pod, pod
+from tests.kit.scenes import LLAMA_8B, fleet_of, make_pod, pod
 from tests.sim.layered_pool import layered
 
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]

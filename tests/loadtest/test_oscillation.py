@@ -13,7 +13,7 @@ from loadtest.simulator.scenario import Conditions
 from loadtest.simulator.traffic import Session, Traffic, TrafficRequest
 from loadtest.simulator.world import World
 from loadtest.studies.oscillation import SampledWorld, back_after_s, parts_of, waves_of, with_burst
-from tests.policy.scenes import policy
+from tests.kit.scenes import policy
 from tests.sim.virtual.worlds import BLOCK, fleet, prompt, traffic
 
 PODS = 8

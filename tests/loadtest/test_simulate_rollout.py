@@ -10,7 +10,7 @@ from loadtest.simulator.traffic import Traffic
 from loadtest.studies.simulate_rollout import Figures, RollingWorld, Rollout, main
 from router.config.policy_files import policy_spec
 from router.policy.spec import Policy
-from tests.policy.scenes import policy
+from tests.kit.scenes import policy
 from tests.sim.virtual.conftest import SPEED, small_mix
 from tests.sim.virtual.test_world import assert_all_ended
 from tests.sim.virtual.worlds import BLOCK, at, fleet, prompt, traffic

@@ -22,7 +22,7 @@ from router.types import AttentionKind, Generation, KvEvent, LayerType, PromptPr
 from tests.examples import examples
 from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import SESSIONS, Sent, requests
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 from tests.sim.layered_pool import layered
 
 POD, BLOCK = "pod", 4

@@ -17,7 +17,7 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, KvEvent, LayerType, PodId, PromptPrefix
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.sim.conftest import MakeConfig
 from tests.sim.layered_pool import layered
 

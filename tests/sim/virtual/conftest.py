@@ -15,7 +15,7 @@ from router.config.load import shipped
 from router.config.models import load_priors
 from router.policy.spec import Policy
 from router.types import Link, Links, PodSpeed, PrefixTrust
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 CONVERSATION = Path(__file__).parents[4] / "shared/data/conversation_trace.jsonl"
 SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)

@@ -22,7 +22,7 @@ from router.admission.tenant import Slo, Tenant
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.types import AttentionKind, LayerType, Link
-from tests.policy.scenes import policy
+from tests.kit.scenes import policy
 from tests.sim.virtual.conftest import SPEED, small_mix, small_pod
 from tests.sim.virtual.worlds import BLOCK, DECODING, KV_BYTES, LINK, apart, at, fleet, prompt, traffic
 
