@@ -15,7 +15,7 @@ from router.feeds import lacks_test
 from router.feeds.lacks_test import LacksTest
 from router.types import Pod
 from tests.feeds.conftest import FakePod, Network, watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import pytest
 
 from router.request.decisions import having
 from router.types import FleetSnapshot, PodState, PodStatus, Role
-from tests.policy.scenes import MODEL, make_pod
+from tests.kit.scenes import MODEL, make_pod
 
 LACKING = PodStatus(make_pod("lacking", lacks=frozenset({"/v1/messages"})), PodState.READY)
 NEEDED = frozenset({"/v1/messages"})
