@@ -6,20 +6,20 @@ import pytest
 
 from router.request.decisions import having
 from router.types import FleetSnapshot, PodState, PodStatus, Role
-from tests.kit.scenes import MODEL, make_pod
+from tests.kit.scenes import MODEL, pod
 
-LACKING = PodStatus(make_pod("lacking", lacks=frozenset({"/v1/messages"})), PodState.READY)
+LACKING = PodStatus(pod("lacking", lacks=frozenset({"/v1/messages"})), PodState.READY)
 NEEDED = frozenset({"/v1/messages"})
 
 
 @pytest.mark.parametrize(
     ("other", "pods"),
     [
-        (PodStatus(make_pod("other"), PodState.READY), ["other"]),
-        (PodStatus(make_pod("other"), PodState.EJECTED), ["other"]),
-        (PodStatus(make_pod("other"), PodState.JOINING), ["lacking", "other"]),
-        (PodStatus(make_pod("other", role=Role.PREFILL), PodState.READY), ["lacking", "other"]),
-        (PodStatus(make_pod("other", models=("another",)), PodState.READY), ["lacking", "other"]),
+        (PodStatus(pod("other"), PodState.READY), ["other"]),
+        (PodStatus(pod("other"), PodState.EJECTED), ["other"]),
+        (PodStatus(pod("other"), PodState.JOINING), ["lacking", "other"]),
+        (PodStatus(pod("other", role=Role.PREFILL), PodState.READY), ["lacking", "other"]),
+        (PodStatus(pod("other", models=("another",)), PodState.READY), ["lacking", "other"]),
     ],
     ids=["ready", "ejected", "not asked yet", "prefill", "another model"],
 )
