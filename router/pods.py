@@ -90,7 +90,7 @@ class Pod:
     weights: str = ""
     """The path or name that its engine loaded its model from; empty if unknown."""
     version: str = ""
-    """Version of its engine; KV is exchanged only between pods of one engine and version."""
+    """Version of its engine; KV is exchanged only between pods of one engine, version and front end."""
     front_end: str = ""
     """`rust` for vLLM's front end in Rust; empty for the one in Python, or where the engine has only one."""
     handoff: str = ""

@@ -111,6 +111,9 @@ class RequestParser:
         raw, chat = _read(body, AskedChat)
         if not chat.messages:
             raise EngineError("messages must not be empty", param="messages")
+        continues = raw.get("continue_final_message") and raw.get("add_generation_prompt") is not False
+        if continues and self._config.front_end != "rust":
+            raise EngineError("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
         prompt = self._chat_prompt(raw, chat, None if chat.echo else self._given_tokens(chat))
         limit = chat.max_completion_tokens if chat.max_completion_tokens is not None else chat.max_tokens
         return self._generation(f"chatcmpl-{request_id}", Endpoint.CHAT, chat, prompt, limit)

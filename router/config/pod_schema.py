@@ -137,6 +137,8 @@ class PodSettings(Strict):
     """Overrides the hardware of the model's cost prior."""
     speed: PodSpeed | None = None
     """Overrides the cost prior, in milliseconds."""
+    capacity_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    """KV capacity, where the engine does not report it. Default: what its KV events show once it evicts."""
     kv_events: KvEvents | Literal["auto", "off"] = "auto"
     """`auto` asks the engine; the router predicts the caches of engines that do not publish. With a cluster index,
     `auto` leaves the pod's events to `warmroute publish`."""

@@ -204,9 +204,9 @@ class EngineAdapter:
         """Which of these faults keeps the pod from serving; "" if none does."""
         return ""
 
-    def continues(self, pod: Pod) -> bool:
-        """Whether the pod's release gives the token ids of a stream, and takes them back as a prompt."""
-        return False
+    def continues(self, pod: Pod) -> frozenset[Endpoint]:
+        """Where the pod's release gives the token ids of a stream, and takes them back as a prompt."""
+        return frozenset()
 
     def may_lack(self, pod: Pod) -> Sequence[str]:
         """What a new pod is asked for, because others like it lack it."""

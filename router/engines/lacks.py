@@ -17,6 +17,9 @@ from router.types import Endpoint, InferenceRequest
 
 SEVERAL_ANSWERS = "n > 1"
 LISTED_PROMPTS = "a list of prompts"
+CONTINUING_ALONE = "continue_final_message without add_generation_prompt: false"
+LARGE_BODY = "a body above 32 MiB"
+_LARGE_BYTES = 32 * 1024 * 1024
 LACK_STATUSES = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})
 MAX_SAID_BYTES = 256
 """How much of an answer is read."""
@@ -45,9 +48,14 @@ def needs(request: InferenceRequest, target: bytes) -> tuple[str, ...]:
     path = target.partition(b"?")[0].decode("latin-1") if request.endpoint is Endpoint.OTHER else request.endpoint.value
     if path not in INFERENCE_PATHS:
         return ()
-    listed = request.endpoint is Endpoint.COMPLETIONS and is_listed(request.prompt.get("prompt"))
-    several = request.choices > request.prompts
-    return (path, *[SEVERAL_ANSWERS] * several, *[LISTED_PROMPTS] * listed)
+    fields = request.prompt
+    given = {
+        SEVERAL_ANSWERS: request.choices > request.prompts,
+        LISTED_PROMPTS: request.endpoint is Endpoint.COMPLETIONS and is_listed(fields.get("prompt")),
+        CONTINUING_ALONE: fields.get("continue_final_message") and fields.get("add_generation_prompt") is None,
+        LARGE_BODY: len(request.body) > _LARGE_BYTES,
+    }
+    return (path, *(need for need, is_given in given.items() if is_given))
 
 
 def lacking(rows: Iterable[Lack], status: int, said: bytes, needed: Sequence[str]) -> str:
@@ -59,12 +67,18 @@ def lacking(rows: Iterable[Lack], status: int, said: bytes, needed: Sequence[str
     return next((need for need in found if need in needed), "")
 
 
-def question(need: str, model: str) -> tuple[str, Mapping[str, Any]]:
-    """The path and the body of a request that shows whether a pod has what is needed. The empty body has no model and
-    no id that could be unknown, and nothing is generated for it."""
+def question(need: str, model: str) -> tuple[str, Mapping[str, Any]] | None:
+    """The path and the body of a request that shows whether a pod has what is needed; None where none can. The empty
+    body has no model and no id that could be unknown, and nothing is generated for it."""
+    hello = [{"role": "user", "content": "Hello"}]
+    chat = {"model": model, "messages": hello, "max_tokens": 1}
+    if need == LARGE_BODY:
+        return None
     if need == SEVERAL_ANSWERS:
-        hello = [{"role": "user", "content": "Hello"}]
-        return Endpoint.CHAT.value, {"model": model, "messages": hello, "n": 2, "max_tokens": 1}
+        return Endpoint.CHAT.value, {**chat, "n": 2}
+    if need == CONTINUING_ALONE:
+        messages = [*hello, {"role": "assistant", "content": "Well, "}]
+        return Endpoint.CHAT.value, {**chat, "messages": messages, "continue_final_message": True}
     if need == LISTED_PROMPTS:
         return Endpoint.COMPLETIONS.value, {"model": model, "prompt": ["Hello", "Hello"], "max_tokens": 1}
     return need, {}

@@ -23,7 +23,7 @@ from router.engines.adapter import (
     rank_count,
 )
 from router.engines.handoff.vllm_connectors import takes_prompt_tokens
-from router.engines.lacks import COMMON_LACKS, LISTED_PROMPTS, SEVERAL_ANSWERS, Lack
+from router.engines.lacks import COMMON_LACKS, CONTINUING_ALONE, LARGE_BODY, LISTED_PROMPTS, SEVERAL_ANSWERS, Lack
 from router.engines.prometheus import LoadGauges, Sample, samples
 from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
@@ -37,9 +37,10 @@ _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
 _VERSION_PATH = "/version"
 _RUST_OWNER = "vllm-frontend-rs"
+_CONTINUED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 RUST_LACKS = (
     *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value, "/v1/chat/completions/batch"),
-    *(SEVERAL_ANSWERS, LISTED_PROMPTS),
+    *(SEVERAL_ANSWERS, LISTED_PROMPTS, LARGE_BODY),
 )
 """What the front end in Rust lacks in 0.33.0. Later ones will have some of it, so each pod is asked."""
 
@@ -79,6 +80,7 @@ class Vllm(EngineAdapter):
         *COMMON_LACKS,
         Lack(HTTPStatus.BAD_REQUEST, re.compile(rb'\{"error": ?\{"message": ?"Only n=1 is'), SEVERAL_ANSWERS),
         Lack(HTTPStatus.BAD_REQUEST, re.compile(rb".*untagged enum Prompt\b", re.DOTALL), LISTED_PROMPTS),
+        Lack(HTTPStatus.BAD_REQUEST, re.compile(rb".*Cannot set both `continue_fin", re.DOTALL), CONTINUING_ALONE),
     )
     faults_path = "/fault_tolerance/status"
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
@@ -136,8 +138,10 @@ class Vllm(EngineAdapter):
     def may_lack(self, pod: Pod) -> Sequence[str]:
         return RUST_LACKS if pod.front_end == "rust" else ()
 
-    def continues(self, pod: Pod) -> bool:
-        return takes_prompt_tokens(pod)
+    def continues(self, pod: Pod) -> frozenset[Endpoint]:
+        if not takes_prompt_tokens(pod):
+            return frozenset()
+        return _CONTINUED - {Endpoint.CHAT} if pod.front_end == "rust" else _CONTINUED
 
     def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
         if pod.max_model_len_tokens is None:

@@ -81,8 +81,10 @@ class LacksTest:
         return not self._open(PodStatus(pod, PodState.READY))
 
     async def _lacks(self, pod: Pod, need: str) -> bool | None:
-        """Whether the pod lacks this; None where its answer does not say."""
-        path, body = question(need, pod.base_model)
+        """Whether the pod lacks this; None where its answer does not say. What it cannot be asked for, it lacks."""
+        if (asked := question(need, pod.base_model)) is None:
+            return True
+        path, body = asked
         try:
             await self.post(pod, path, body, self.timeout_s)
         except UpstreamBroken as error:

@@ -92,7 +92,7 @@ OF_GENERATION = ("models", "weights", "version", "block_size_tokens")
 def generation_change(pod: Pod, facts: PodFacts) -> str:
     """What a pod that was described before reports otherwise now, of that which decides whether its KV is reusable."""
     pairs = ((name, getattr(pod, name), getattr(facts, name)) for name in OF_GENERATION)
-    different = [f"{name} {new}, before {old}" for name, old, new in pairs if old != new]
+    different = [f"{name} {new}, before {old}" for name, old, new in pairs if new and old != new]
     return "; ".join(different) if pod.models else ""
 
 

@@ -475,10 +475,10 @@ class ContinuationTest:
     async def test(self, pod: Pod, *, is_first: bool = True) -> bool:
         """Test a pod whose streams may be continued. False if the test should be repeated."""
         words = self.words_of(pod.base_model)
-        could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
+        could = ENGINES[pod.engine].continues(pod) if pod.serves_alone and pod.dp_rank is None else frozenset()
         if words is None or not could:
             return True
-        reasons = {one: await self._failure(pod, one, words) for one in _CONTINUED}
+        reasons = {one: await self._failure(pod, one, words) for one in _CONTINUED if one in could}
         if self.fleet.same_epoch(pod) is None:
             return True
         self.fleet.learn(pod.id, continues=frozenset(one for one, reason in reasons.items() if not reason))

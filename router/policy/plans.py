@@ -255,8 +255,12 @@ def _outstanding_ms(at: Placement) -> float:
 
 
 def _can_pull(pod: Pod, holder: Pod) -> bool:
-    """Whether both have the same KV format and pull dialect."""
-    return bool(pod.pulls) and (pod.pulls, pod.engine, pod.version) == (holder.pulls, holder.engine, holder.version)
+    """Whether both have the same KV format and pull dialect, and read prompts alike."""
+    return bool(pod.pulls) and _pull_kind(pod) == _pull_kind(holder)
+
+
+def _pull_kind(pod: Pod) -> tuple[str, ...]:
+    return pod.pulls, pod.engine, pod.version, pod.front_end
 
 
 @lru_cache(maxsize=SNAPSHOTS)

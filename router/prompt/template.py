@@ -137,11 +137,13 @@ class ChatTemplate:
 
 
 def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables that are fields of the request. `reasoning_effort` also sets `enable_thinking`, unless
+    """Variables that are fields of the request. Who continues the final message begins no other one: vLLM's front end
+    in Python wants to be told so, that in Rust does not. `reasoning_effort` also sets `enable_thinking`, unless
     `chat_template_kwargs` do."""
+    continues = checked(body, "continue_final_message", bool, False)
     fields = {
-        "add_generation_prompt": checked(body, "add_generation_prompt", bool, True),
-        "continue_final_message": checked(body, "continue_final_message", bool, False),
+        "add_generation_prompt": checked(body, "add_generation_prompt", bool, not continues),
+        "continue_final_message": continues,
         "documents": checked(body, "documents", list),
         "reasoning_effort": checked(body, "reasoning_effort", str),
     }

@@ -12,6 +12,7 @@ from router.config.models import PodPriors
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS, conversion_of, picture_identities
+from router.feeds.cache_facts import CacheFacts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
@@ -37,7 +38,6 @@ from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.policy.eligible import context_tokens
-from router.request.continuation.terms import WITH_IDS
 from router.request.fleet_state import FleetState
 from router.stores.prefix_store import LocalStore
 from router.types import InferenceRequest, Pod, PodState, PrefixTrust
@@ -172,7 +172,7 @@ class FleetParts:
         return (
             [PodProbe(fleet, self.state.breaker, fetch, self._on_described, config).check],
             [LoadScrapes(fleet, self.state.ledger, fetch, config, self.state.breaker.exceeded).check],
-            [self.lacks.check],
+            [self.lacks.check, CacheFacts(fleet, store).check],
             [self.handoff_facts.check],
             [*tests, self.matching_log.check],
         )
@@ -212,8 +212,7 @@ class FleetParts:
         if not self.config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
             self.fleet.learn(pod.id, converts=frozenset(ENGINES[pod.engine].conversions), reads_pictures=True)
-            if ENGINES[pod.engine].continues(described.pod if described else pod):
-                self.fleet.learn(pod.id, continues=WITH_IDS)
+            self.fleet.learn(pod.id, continues=ENGINES[pod.engine].continues(described.pod if described else pod))
 
     def remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:

@@ -10,7 +10,7 @@ import pytest
 
 from router.endpoints import endpoint_of
 from router.engines.engine_catalog import ENGINES
-from router.engines.lacks import LISTED_PROMPTS, SEVERAL_ANSWERS, lacking, needs
+from router.engines.lacks import CONTINUING_ALONE, LARGE_BODY, LISTED_PROMPTS, SEVERAL_ANSWERS, lacking, needs
 from router.request.parse import PARSERS
 from router.types import Endpoint, InferenceRequest
 
@@ -70,6 +70,8 @@ def read(path: str, body: Any, choices: int = 1, prompts: int = 1) -> InferenceR
         ("/v1/completions", {"prompt": [1, 2]}, {}, ("/v1/completions",)),
         ("/v1/completions", {"prompt": ["a"]}, {}, ("/v1/completions", LISTED_PROMPTS)),
         ("/v1/completions", {"prompt": [[1], [2]]}, {"choices": 2, "prompts": 2}, ("/v1/completions", LISTED_PROMPTS)),
+        (CHAT, {"messages": [{}], "continue_final_message": True}, {}, (CHAT, CONTINUING_ALONE)),
+        (CHAT, {"messages": [{}], "continue_final_message": True, "add_generation_prompt": False}, {}, (CHAT,)),
         ("/rerank?x=1", {"model": "m"}, {}, ("/rerank",)),
         ("/v1/responses/r1", {"model": "m"}, {}, ()),
     ],
@@ -79,3 +81,10 @@ def test_a_request_needs_its_path_and_parameters(
 ) -> None:
     """A list of prompts is one also with a single prompt. A pod that has a stored response has its path."""
     assert needs(read(path, body, **counts), path.encode()) == needed
+
+
+@pytest.mark.parametrize(("size_mib", "needed"), [(32, ("/rerank",)), (33, ("/rerank", LARGE_BODY))])
+def test_a_large_body_is_a_need(size_mib: int, needed: tuple[str, ...]) -> None:
+    """The front end in Rust cuts it."""
+    request = InferenceRequest(Endpoint.OTHER, "m", id="r", body=bytes(size_mib << 20))
+    assert needs(request, b"/rerank") == needed

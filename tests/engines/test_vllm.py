@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router.engines.adapter import KvEventSource, parse_tokens
 from router.engines.engine_catalog import ENGINES
-from router.types import Pod, PodLoad
+from router.types import Endpoint, Pod, PodLoad
 from tests.kit.scenes import make_pod
 
 VLLM = ENGINES["vllm"]
@@ -28,6 +29,7 @@ vllm:kv_cache_usage_perc{engine="1",model_name="tiny"} 0.25
 vllm:cache_config_info{block_size="64",engine="0",hash_block_size="32",kv_cache_size_tokens="65536",num_gpu_blocks="3000",num_gpu_blocks_override="None"} 1.0
 vllm:cache_config_info{block_size="64",engine="1",hash_block_size="32",kv_cache_size_tokens="32768",num_gpu_blocks="512",num_gpu_blocks_override="None"} 1.0
 """  # noqa: E501
+BOTH = {Endpoint.CHAT, Endpoint.COMPLETIONS}
 LONG = b'{"version":"%s"}' % (b"1" * 2000)
 OLD = b"""\
 vllm:num_requests_running{model_name="tiny"} 3.0
@@ -184,5 +186,6 @@ def test_a_chat_is_tokenized_with_the_variables_of_its_template() -> None:
 )
 def test_streams_go_on_from_their_ids_since_a_release(version: str, continues: bool) -> None:
     pod = make_pod(version=version)
-    assert VLLM.continues(pod) is continues
+    assert VLLM.continues(pod) == (BOTH if continues else frozenset())
+    assert VLLM.continues(replace(pod, front_end="rust")) == ({Endpoint.COMPLETIONS} if continues else frozenset())
     assert not ENGINES["sglang"].continues(pod)

@@ -8,13 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from router.engines.lacks import LISTED_PROMPTS, SEVERAL_ANSWERS
+from router.engines.lacks import CONTINUING_ALONE, LISTED_PROMPTS, SEVERAL_ANSWERS
 from router.observe.declared import of_requests
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 MIXED: list[dict[str, Any]] = [{}, {"front_end": "rust"}]
+POD = "x-warmroute-pod"
 HELLO = [{"role": "user", "content": "Hello"}]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/messages": ("/v1/messages", {"messages": HELLO, "max_tokens": 2}),
@@ -69,6 +70,33 @@ async def test_what_a_pod_lacks_is_tried_elsewhere_before_it_is_known(
             await deployment.until(lambda kind=kind: kind in deployment.program.fleet.lacks)
         assert deployment.ready() == 2
         assert deployment.program.metrics[of_requests.RETRIES].labels("not_served").value == len(KINDS)
+
+
+async def test_a_message_is_continued_where_a_pod_does_it_unasked_for_no_other(deploy: Deploy) -> None:
+    """The front end in Python wants `add_generation_prompt: false` in addition; without another, its clients hear so."""
+    started = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    async with deploy(engines=MIXED, policy="round_robin") as deployment:
+        for _ in range(10):
+            assert (await deployment.chat(started, continue_final_message=True)).status_code == 200
+        await deployment.until(lambda: CONTINUING_ALONE in deployment.program.fleet.lacks)
+        sent_to = {(await deployment.chat(started, continue_final_message=True)).headers[POD] for _ in range(10)}
+        assert sent_to == {rust_pod(deployment)}
+    async with deploy(pods=1) as deployment:
+        answer = await deployment.chat(started, continue_final_message=True)
+        assert answer.status_code == 400 and "Cannot set both" in answer.json()["error"]["message"]
+
+
+async def test_what_a_pod_does_not_report_of_its_cache_is_learnt_from_its_events(deploy: Deploy) -> None:
+    """Its block size from the first ones; its capacity once it evicts. Its metrics say neither."""
+    async with deploy(engines=[{"front_end": "rust", "block_size_tokens": 32, "num_blocks": 64}]) as deployment:
+        (rust,) = await deployment.pods()
+        assert rust["capacity_tokens"] is None
+        await deployment.until(lambda: deployment.program.fleet.snapshot.pods[0].pod.block_size_tokens == 32)
+        for topic in range(8):
+            await deployment.chat([{"role": "user", "content": f"{topic} " + "many words " * 250}])
+        await deployment.until(lambda: bool(deployment.program.fleet.snapshot.pods[0].pod.capacity_tokens))
+        (rust,) = await deployment.pods()
+        assert 0.9 * 32 * 64 <= rust["capacity_tokens"] <= 32 * 64
 
 
 async def test_an_answer_that_no_pod_serves_it_passes_unchanged(deploy: Deploy) -> None:

@@ -227,7 +227,10 @@ class Membership:
         return self._fleet.same_epoch(pod) is None
 
     def describe(self, pod: Pod, facts: PodFacts) -> None:
-        self._fleet.describe(pod.id, **{name: getattr(facts, name) for name in UNREPORTED})
+        reported, config = {name: getattr(facts, name) for name in UNREPORTED}, self.config_of(pod)
+        if facts.capacity_tokens is None and config is not None:
+            reported["capacity_tokens"] = config.capacity_tokens
+        self._fleet.describe(pod.id, **reported)
 
     def refresh_prior(self, pod: Pod) -> None:
         listed, status = self._listed.get(pod.url), self._fleet.status(pod.id)

@@ -73,6 +73,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "models": pod.models,
             "adapters": pod.adapters,
             "block_size_tokens": pod.block_size_tokens,
+            "capacity_tokens": pod.capacity_tokens,
             "max_model_len_tokens": pod.max_model_len_tokens,
             "running": load.running,
             "waiting": load.waiting,
