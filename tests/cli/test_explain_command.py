@@ -25,7 +25,7 @@ from router.types import PodLoad, PodState, PodStatus, Scene
 from tests.cli.receipt_lines import BY, lines, made, write
 from tests.examples import examples
 from tests.kit.command_line import Typed
-from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
+from tests.kit.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 
 def kept(seen: Scene, by: Policy) -> RecordedDecision:

@@ -22,7 +22,7 @@ from router.observe.receipts import Receipt
 from router.observe.receipts import receipt as receipt_of
 from tests.cli.receipt_lines import NOON_S, change, lines, made, seen_at, write
 from tests.kit.command_line import Typed
-from tests.policy.scenes import POLICIES, pod, ready
+from tests.kit.scenes import POLICIES, pod, ready
 
 HOUR_S = 3600.0
 

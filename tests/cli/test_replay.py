@@ -13,7 +13,7 @@ from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import InFlight
 from tests.kit.command_line import Typed
-from tests.policy.scenes import POLICIES, holding, pod, ready, request, scene
+from tests.kit.scenes import POLICIES, holding, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 

@@ -30,7 +30,7 @@ from router.types import (
 )
 from tests.feeds.conftest import watched
 from tests.kit.layered_pool import layered
-from tests.policy.scenes import LLAMA_8B, fleet_of, make_pod, pod
+from tests.kit.scenes import LLAMA_8B, fleet_of, make_pod, pod
 
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]

@@ -20,7 +20,7 @@ from router.hashing import token_array
 from router.index.hit_probe import CacheHabits, checkpoints, is_kept
 from router.index.layers import HeldEnds, HitRule, hit_tokens
 from router.types import AttentionKind, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, LayerType
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 
 FULL, STATE = LayerType(AttentionKind.FULL, 0), LayerType(AttentionKind.STATE, 0)
 DROPS, DENSE, AHEAD = CacheHabits(drops_block=True), CacheHabits(is_dense=True), CacheHabits(looks_ahead=True)

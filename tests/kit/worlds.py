@@ -11,7 +11,7 @@ from loadtest.simulator.virtual_pod import VirtualPodConfig
 from router.config.load import shipped
 from router.config.models import load_priors
 from router.types import Link, Links, PodSpeed, PrefixTrust, Role
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)
 """1,000 prompt tokens take 103 ms, a decode step 8 ms."""

@@ -19,7 +19,7 @@ from router.errors import MalformedRequest
 from router.hashing import token_array
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.template import ChatTemplate
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 
 BEGIN_OF_SEQUENCE = 1
 DEADLINE_S = 30.0

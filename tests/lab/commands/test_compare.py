@@ -14,7 +14,7 @@ from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import Generation, PodSpeed, PromptPrefix
 from tests.kit.command_line import Typed
-from tests.policy.scenes import POLICIES, pod, ready, request, scene
+from tests.kit.scenes import POLICIES, pod, ready, request, scene
 
 BY, BLOCK, BLOCKS = POLICIES["cost_aware"], 16, 128
 SPEED = PodSpeed(2.0, 0.1, 1e-6, 8.0, 0.02, 1e-5)

@@ -16,7 +16,7 @@ from loadtest.engine_model.scheduler import step_ms
 from router.hashing import token_array
 from router.types import BlocksRemoved, BlocksStored, PodLoad
 from tests.examples import examples
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 
 
 def pod_of(num_blocks: int = 64, **limits: Any) -> SimPod:

@@ -17,7 +17,7 @@ from loadtest.commands.mock_engine_command import mock_tokenizer
 from router.feeds.self_test import ContinuationTest, SelfTestTiming
 from router.request.continuation.answer_words import answer_words
 from router.types import Endpoint, Pod
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = [
     pytest.mark.net,

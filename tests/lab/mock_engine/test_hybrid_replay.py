@@ -18,8 +18,8 @@ from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, KvEvent, LayerType, PodId, PromptPrefix
 from tests.kit.layered_pool import layered
+from tests.kit.scenes import make_pod
 from tests.lab.conftest import MakeConfig
-from tests.policy.scenes import make_pod
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 POD, BLOCK = "a", 16

@@ -10,7 +10,7 @@ from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.policy.term import Picker
 from router.types import InFlight, PrefixMatch, Scene
-from tests.policy.scenes import BLOCK, POLICIES, pod, prompt, ready, scene
+from tests.kit.scenes import BLOCK, POLICIES, pod, prompt, ready, scene
 
 BLOCKS = 100
 TOKENS = BLOCKS * BLOCK

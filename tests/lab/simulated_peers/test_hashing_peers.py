@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from loadtest.simulated_peers.peer_pickers import DualMap, KubeaiChwbl
 from router.types import InFlight, Scene
 from tests.examples import examples
+from tests.kit.scenes import prompt, works
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
-from tests.policy.scenes import prompt, works
 
 # --- KubeAI ---
 

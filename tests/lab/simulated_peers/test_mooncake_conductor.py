@@ -13,8 +13,8 @@ from loadtest.simulated_peers.peer_pickers import MooncakeConductor
 from router.decision import Candidate, Direct, Pull
 from router.types import InFlight, Link, Links, Scene
 from tests.examples import examples
+from tests.kit.scenes import SPEED, pod, works
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, chosen, decided, fleet
-from tests.policy.scenes import SPEED, pod, works
 
 NAME = "mooncake_conductor"
 KV_BYTES = 100_000

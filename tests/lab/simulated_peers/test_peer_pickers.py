@@ -12,8 +12,8 @@ from msgspec import structs
 from loadtest.simulated_peers.peer_pickers import AibrixPrefixCache, Dynamo, LlmD, SglangCacheAware
 from router.types import InFlight, PodLoad
 from tests.examples import examples
+from tests.kit.scenes import SPEED, pod, request
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
-from tests.policy.scenes import SPEED, pod, request
 
 # --- random ---
 

@@ -29,8 +29,8 @@ from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, PrefixTrust, Scene
 from tests.examples import examples
+from tests.kit.scenes import POLICIES, pod, prompt_of, request, scene, scenes
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
-from tests.policy.scenes import POLICIES, pod, prompt_of, request, scene, scenes
 
 # --- every peer ---
 

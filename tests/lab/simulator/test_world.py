@@ -22,6 +22,7 @@ from router.admission.tenant import Slo, Tenant
 from router.errors import ConfigError
 from router.policy.spec import Policy
 from router.types import AttentionKind, LayerType, Link
+from tests.kit.scenes import policy
 from tests.kit.worlds import (
     BLOCK,
     DECODING,
@@ -36,7 +37,6 @@ from tests.kit.worlds import (
     small_pod,
     traffic,
 )
-from tests.policy.scenes import policy
 
 SPLITTING = policy("queue", "prefill", "handoff")
 POLICIES = sorted(policies_with_peers())

@@ -13,7 +13,7 @@ import pytest
 from loadtest.traffic.chat_workload import ChatSession, Turn
 from loadtest.traffic.load_driver import DriveResults, LoadDriver, RequestResult, drive
 from router.types import Endpoint
-from tests.closed_port import closed_port
+from tests.kit.closed_port import closed_port
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

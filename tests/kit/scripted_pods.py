@@ -20,8 +20,8 @@ from router.request.context import RequestContext
 from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix
 from router.wiring.router import build_forwarder
-from tests.proxy.steps import StepLoop
-from tests.request.cores import CoreOfPods, pods_at
+from tests.kit.cores import CoreOfPods, pods_at
+from tests.kit.step_loop import StepLoop
 
 PATIENCE_S = 5.0
 """Timeout of a test; only a failing test reaches it."""

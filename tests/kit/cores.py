@@ -41,7 +41,7 @@ from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
 from router.wiring.router import SYSTEM_CLOCK, build_core, observers
-from tests.policy.scenes import POLICIES, make_pod
+from tests.kit.scenes import POLICIES, make_pod
 
 CLASSES = load_classes(None)
 EVENT_HEADERS: HeaderList = [(b"content-type", b"text/event-stream; charset=utf-8")]

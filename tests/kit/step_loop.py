@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tests.virtual_time import VirtualTimeLoop
+from tests.kit.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
-    from tests.proxy.pods import ScriptedPod
+    from tests.kit.scripted_pods import ScriptedPod
 
 
 class Pipe(asyncio.Transport):

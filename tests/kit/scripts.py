@@ -10,8 +10,8 @@ from router.decision import Direct
 from router.errors import UpstreamError
 from router.request.context import RequestContext
 from router.request.fleet_state import Clock
-from tests.request.cores import CoreOfPods, pods_at
-from tests.request.memory_front import MemoryExchange
+from tests.kit.cores import CoreOfPods, pods_at
+from tests.kit.memory_front import MemoryExchange
 
 Script: TypeAlias = Callable[[MemoryExchange], None]
 

@@ -3,6 +3,7 @@ client's leaving and the time are calls of a test."""
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
@@ -15,19 +16,25 @@ from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate
 from router.endpoints import endpoint_of
 from router.errors import RouterError, UpstreamError, status_of
+from router.hashing import hash_array, token_array
 from router.index.stored_responses import StoredResponse
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.effects import Downstream, Effects
 from router.request.error_responses import error_body
+from router.request.fleet_state import Clock
 from router.request.inbound import Head, HeaderList
 from router.request.life import Core
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.request.tracker import Tracker
-from router.types import InferenceRequest, PromptPrefix
-from tests.request.cores import EVENT_HEADERS, JSON_HEADERS
+from router.types import Generation, InferenceRequest, PromptPrefix
+from tests.kit.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 
+CHAT = "/v1/chat/completions"
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":50,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
 T = TypeVar("T")
 ReadPrompt = Callable[[InferenceRequest], PromptPrefix | None]
 
@@ -237,3 +244,28 @@ class MemoryFront:
                 turns = next(iter(self._waiting.values()))
                 if self._core.queues.send_next(queue, self._core.clock.now_s(), turns):
                     break
+
+
+class MemoryRouter:
+    """A router in memory: three pods, a front without sockets, and a clock that a test moves."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now_s = 100.0
+        clock = Clock(lambda: self.now_s, lambda: 1e9 + self.now_s)
+        self.known = CoreOfPods(pods_at({name: f"http://{name}" for name in "abc"}), clock=clock, **settings)
+        reader = RequestReader(self.known.fleet, self.known.config.edge, 100, frozenset())
+        self.read: list[InferenceRequest] = []
+        self.front = MemoryFront(self.known.core, reader, self._tokens)
+
+    def _tokens(self, request: InferenceRequest) -> PromptPrefix:
+        self.read.append(request)
+        return PROMPT
+
+    def chat(self, tenant: Tenant | None = None, **fields: Any) -> MemoryExchange:
+        """Receive a streamed chat."""
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+        return self.front.receive(CHAT, json.dumps(body).encode(), tenant=tenant or OPEN_TENANT)
+
+    def ended(self) -> list[tuple[str, int]]:
+        """(result, tries) of the requests that ended."""
+        return [(one.result, one.tries) for one in self.known.ended]
