@@ -17,6 +17,8 @@ from loadtest.simulator.scenario import Conditions
 from loadtest.simulator.traffic import Traffic
 from loadtest.simulator.virtual_pod import VirtualPodConfig
 from loadtest.simulator.world import World
+from router.config.load import shipped
+from router.config.policy_files import load_policies
 from router.observe.counters import Counters
 from router.observe.declared import of_decisions
 from router.observe.ended import Ended
@@ -81,11 +83,12 @@ def real_share(policy: Policy, asked: Traffic, kv_tokens: int, observers: Observ
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_other_placements_have_the_caches_that_they_really_would_have(name: str, policies: dict[str, Policy]) -> None:
+def test_other_placements_have_the_caches_that_they_really_would_have(name: str) -> None:
     """Within three points, from the first request on. The estimate by present caches said 28 % where round robin really
     finds 88 %. Of agents, least load looks up to four points too good: its requests would take longer and collide more
     often."""
     per_s, kv_tokens, kinds = KINDS[name]
+    policies = load_policies(shipped("policies"))
     asked, metrics = traffic(per_s, kinds), Metrics()
     shadows = ShadowCaches(metrics, lambda _: 1, 400_000, max_followed_per_s=inf)
     recent = RecentDecisions(size=1, on_decided=shadows.decided)
