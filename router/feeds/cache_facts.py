@@ -39,12 +39,13 @@ class CacheFacts:
         pod, found = status.pod, dict[str, Any]()
         if None not in (pod.block_size_tokens, pod.capacity_tokens):
             return found
-        if (rule := self.store.cache_of(pod.id).blocks.announced_rule) is None:
+        blocks = self.store.cache_of(pod.id).blocks
+        if (rule := blocks.announced_rule) is None:
             return found
         if pod.block_size_tokens is None:
             found["block_size_tokens"] = rule.unit_tokens
-        if pod.capacity_tokens is None and (full_tokens := self.store.full_tokens(pod.id)):
-            found["capacity_tokens"] = full_tokens
+        if pod.capacity_tokens is None and rule.is_single and self.store.fills_gpu(pod.id):
+            found["capacity_tokens"] = blocks.size_blocks * rule.unit_tokens
         return found
 
     async def _learn(self, pod: Pod, _turn: Turn) -> None:

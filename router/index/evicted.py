@@ -87,9 +87,9 @@ class EvictedBlocks:
         if len(self._waiting) >= MAX_WAITING_BLOCKS:
             self._list_waiting()
 
-    def held_when_full(self, pod: PodId) -> int:
-        """Blocks that `pod` held when it last evicted some; 0 if it has not, or has more tiers than its GPU."""
-        return self._held.get(pod, 0) if self._deepest.get(pod) is Tier.GPU else 0
+    def fills_gpu(self, pod: PodId) -> bool:
+        """Whether `pod` has evicted blocks, and has no other tier than its GPU."""
+        return self._deepest.get(pod) is Tier.GPU
 
     def holds(self, pod: PodId, held: int) -> None:
         """`pod` holds `held` blocks; 0 when it is gone."""

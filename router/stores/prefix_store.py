@@ -95,11 +95,10 @@ class LocalStore:
     def size_blocks(self, pod: PodId) -> int:
         return self.cache_of(pod).size_blocks
 
-    def full_tokens(self, pod: PodId) -> int:
-        """Tokens in the blocks that the pod held when it last evicted some; 0 before."""
-        generation = self.cache_of(pod).generation
-        evicted = self.evicted.get(generation.model)
-        return evicted.held_when_full(pod) * generation.block_size_tokens if evicted else 0
+    def fills_gpu(self, pod: PodId) -> bool:
+        """Whether the pod has evicted blocks, and has no other tier than its GPU."""
+        evicted = self.evicted.get(self.cache_of(pod).generation.model)
+        return evicted is not None and evicted.fills_gpu(pod)
 
     def caught_up(self, pod: PodId, *, complete: bool) -> None:
         """Ignored: a match does not depend on it."""

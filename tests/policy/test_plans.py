@@ -175,8 +175,11 @@ def test_a_holder_that_is_not_ready_leaves_it_to_the_next(state: PodState) -> No
 
 @pytest.mark.parametrize(
     "facts",
-    [{"engine": "sglang"}, {"version": "0.9"}, {"pulls": "mooncake"}, {"pulls": ""}, {"kv_bytes_per_token": 0}],
-    ids=["engine", "version", "dialect", "cannot pull", "size unknown"],
+    [
+        *({"engine": "sglang"}, {"version": "0.9"}, {"front_end": "rust"}, {"pulls": "mooncake"}, {"pulls": ""}),
+        {"kv_bytes_per_token": 0},
+    ],
+    ids=["engine", "version", "front end", "dialect", "cannot pull", "size unknown"],
 )
 def test_kv_is_pulled_only_between_compatible_pods(facts: Mapping[str, Any]) -> None:
     """KV is the same only within one engine and version, and needs a dialect that both speak and a size to price."""

@@ -84,11 +84,14 @@ def test_a_fleet_of_pods_of_both_roles_is_not_split() -> None:
 
 @pytest.mark.parametrize(
     ("facts", "fit"),
-    [({}, True), ({"engine": "sglang"}, False), ({"version": "0.9"}, False), ({"handoff": "mooncake"}, False)],
-    ids=["alike", "engine", "version", "dialect"],
+    [
+        *(({}, True), ({"engine": "sglang"}, False), ({"version": "0.9"}, False), ({"front_end": "rust"}, False)),
+        ({"handoff": "mooncake"}, False),
+    ],
+    ids=["alike", "engine", "version", "front end", "dialect"],
 )
 def test_only_what_understands_one_anothers_kv_is_paired(facts: dict[str, Any], fit: bool) -> None:
-    """One engine, one version, one dialect."""
+    """One engine, one version, one front end, one dialect."""
     prefill, decode = half("p0", Role.PREFILL), half("d0", Role.DECODE, **facts)
     assert compatible(prefill, decode) is fit
     assert bool(pairs(asked(*ready(prefill, decode)))) is fit

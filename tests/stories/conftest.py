@@ -121,7 +121,7 @@ class Deployment:
     def _will_test_continuation(self, pod: Pod) -> bool:
         words_of, probes = self.program.pods.prompts.words_of, self.program.config.probes
         could = pod.serves_alone and pod.dp_rank is None and ENGINES[pod.engine].continues(pod)
-        return could and probes.self_test and words_of(pod.base_model) is not None
+        return bool(could) and probes.self_test and words_of(pod.base_model) is not None
 
     def _will_test_hits(self, pod: PodId) -> bool:
         """Whether a hit test will follow: the pod publishes events, and only they say what hits."""

@@ -268,10 +268,10 @@ class PageSource:
                 }
 
 
-def _shown(described: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(described: dict[str, Any]) -> dict[str, Any]:
     """A pod's texts and numbers, bounded, and its first models."""
     found: dict[str, Any] = {"models": [_short(name) for name in described["models"][:4]]}
-    for name, value in described.items():
+    for name, value in (described | {"lacks": ", ".join(described["lacks"])}).items():
         if type(value) in (int, float) and (name != "slowdown" or value >= SHOWN_SLOWDOWN):
             found[name] = value
         elif isinstance(value, str) and value not in ("", HEALTHY.get(name)):

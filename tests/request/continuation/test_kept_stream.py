@@ -391,6 +391,15 @@ def test_without_another_pod_the_stream_ends() -> None:
     assert fleet.counted == [("none", "connection", "no pod")]
 
 
+def test_a_stream_goes_on_at_a_pod_of_the_same_front_end() -> None:
+    """Another one writes other events, and reads other prompts."""
+    fleet = Fleet("bytes")
+    fleet.answer(0.3)
+    fleet.core.fleet.learn("b", front_end="rust")
+    assert fleet.fail()
+    assert fleet.pod == "c"
+
+
 def test_client_that_leaves_leaves_nothing() -> None:
     fleet = Fleet("bytes")
     fleet.answer(0.3)
