@@ -430,6 +430,9 @@ class RouterConfig(Strict):
     tenants: FilePath | None = None
     """A file of tenants with digests of their API keys, read again when it changes; `warmroute tenants key` makes keys.
     Without it, every client is served, and no key is checked."""
+    names: FilePath | None = None
+    """A file of names that clients may ask for, and the models that they become: aliases, canaries. Read again when it
+    changes."""
     models: tuple[ModelConfig, ...] = ()
     unlisted_models: Literal["load_only", "engine"] = "load_only"
     """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the

@@ -28,13 +28,13 @@ from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MethodNotAllowed, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
-from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
+from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_model, with_usage_asked
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
 from router.frontends.http.request_head import CorsPolicy
 from router.frontends.response_locator import ResponseLocator
-from router.index.stored_responses import id_in_path
+from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.tracing import Tracing
 from router.phases import Phases
 from router.request.context import RequestContext
@@ -191,12 +191,27 @@ class OpenAiEdge(HttpEdge):
         if request is None:
             request = self._reader.read(
                 *(endpoint, head.named, client.body, head.id, admitted.tenant, stored.model if stored else ""),
+                stored_model=stored.model if stored else "",
                 sees_response=client.sees_response,
             )
+        if request.name and (previous := request.prompt.get("previous_response_id")):
+            request, stored = await self._continued(client, request, previous)
         context = RequestContext(request, head, phases, admitted.tenant, admitted.owner, reader=reader_of(endpoint))
         if stored is not None:
             context.stored_pod = stored.pod
         return context
+
+    async def _continued(
+        self, client: AnyExchange, request: InferenceRequest, previous: str
+    ) -> tuple[InferenceRequest, StoredResponse]:
+        """The request for a name that continues a stored response, by the model that the response is of."""
+        head, tenant = client.head, client.admitted.tenant
+        stored = await self._responses.locate(previous, "previous_response_id", tenant.name)
+        if stored.model == (request.adapter or request.model):
+            return request, stored
+        arguments = request.endpoint, head.named, client.body, head.id, tenant
+        again = partial(self._reader.read, stored_model=stored.model, sees_response=client.sees_response)
+        return await self._turns.run(tenant, client.body, again, *arguments), stored
 
     async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:
         """The request, if its body is large or a form, by which it may steer an engine; None for others."""
@@ -206,6 +221,9 @@ class OpenAiEdge(HttpEdge):
             fields = await self._forms.read(endpoint, body, content_type, tenant)
             if fields.model:
                 request = self._reader.read(endpoint, head.named, body, head.id, tenant, fields.model)
+                if request.name:
+                    change = body, fields, request.adapter or request.model
+                    request = replace(request, body=await self._turns.run(tenant, body, with_model, *change))
                 return await self._with_usage(client, request, fields)
         elif not self._large_bodies.needs_check(body):
             return None
