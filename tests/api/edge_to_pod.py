@@ -29,8 +29,8 @@ from router.request.inbound import HeaderList
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
-from tests.policy.scenes import make_pod
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
+from tests.kit.scenes import make_pod
 
 DEADLINE_S = 20.0
 ADDED_BY_THE_ROUTER = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"accept-encoding"}

@@ -40,9 +40,9 @@ from router.policy.calibrator import Calibrator
 from router.request.inbound import HeaderList
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, PodId, PodLoad
+from tests.kit.scenes import make_pod
 from tests.observe.test_receipts import kept
 from tests.pace import Stopwatch
-from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 POD = make_pod("a", models=("m",), adapters=("lora",), max_model_len_tokens=9)

@@ -21,8 +21,8 @@ from router.fleet.fleet import Fleet
 from router.frontends.http.app import public_app
 from router.frontends.http.http_edge import HttpEdge
 from tests.api.test_admin import POD, SMALL, error_of
+from tests.kit.scenes import make_pod
 from tests.pace import Stopwatch
-from tests.policy.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 

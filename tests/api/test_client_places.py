@@ -24,8 +24,8 @@ from router.frontends.http.protocol import EdgeProtocol
 from router.request.context import RequestContext
 from tests.api.test_fair_limits import CHAT, chat, gate_of
 from tests.api.test_openai_edge import make_edge
-from tests.request.cores import CoreOfPods
-from tests.virtual_time import run_virtually
+from tests.kit.cores import CoreOfPods
+from tests.kit.virtual_time import run_virtually
 
 PLACES = 64
 EVIL, GOOD = "10.0.0.1", "10.0.0.2"

@@ -35,7 +35,7 @@ from tests.api.test_protocol import (
     read_answer,
     replace_limits,
 )
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 EVIL, GOOD = b"x-forwarded-for: 10.0.0.1", b"x-forwarded-for: 10.0.0.2"

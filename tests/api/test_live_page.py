@@ -22,7 +22,7 @@ from router.frontends.admin.page_snapshot import (
     page_headers,
 )
 from router.observe.log import LINE_FIELDS
-from tests.virtual_time import run_virtually
+from tests.kit.virtual_time import run_virtually
 
 PAGE = _FILE.read_bytes()
 

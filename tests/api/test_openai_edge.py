@@ -37,7 +37,7 @@ from router.request.parse import BodyParser
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
 from tests.request.test_reading import CHAT, FORWARDED, OTHER_POD, POD, Headers
 
 Forward = Callable[[RequestContext, Exchange], Awaitable[None]]

@@ -16,7 +16,7 @@ from router.request.context import RequestContext
 from router.types import Endpoint
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, read_answer, whole
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
 from tests.request.test_reading import POD
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]

@@ -26,7 +26,7 @@ from router.engines.sglang import Sglang
 from router.guards import OutOfBounds
 from router.prompt import completion
 from router.types import MAX_NAME_CHARACTERS
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 engines = pytest.mark.parametrize("name", ENGINES)
 

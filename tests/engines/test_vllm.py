@@ -11,7 +11,7 @@ import pytest
 from router.engines.adapter import KvEventSource, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 VLLM = ENGINES["vllm"]
 MODELS = json.dumps({"data": [{"id": "tiny", "root": "/m", "parent": None, "max_model_len": 8192}]}).encode()

@@ -17,7 +17,7 @@ from router.fleet.fleet import PodEvent
 from router.request.continuation.answer_words import AnswerWords, answer_words
 from router.types import Endpoint, Pod
 from tests.feeds.conftest import watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 Running = Callable[[Any], AbstractAsyncContextManager[None]]

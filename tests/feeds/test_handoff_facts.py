@@ -15,7 +15,7 @@ from router.engines.handoff.vllm_connectors import Mooncake, Nixl
 from router.feeds.probe import HandoffFacts
 from router.types import Pod, Role
 from tests.feeds.conftest import Network, watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 

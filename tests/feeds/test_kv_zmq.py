@@ -31,7 +31,7 @@ from router.observe.fast_metrics import Registry
 from router.observe.metrics import KvStreamMetrics
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 

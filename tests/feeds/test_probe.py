@@ -21,7 +21,7 @@ from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodState, PrefixTrust
 from tests.feeds.conftest import watched
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 Network = Any

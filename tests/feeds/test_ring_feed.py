@@ -14,7 +14,7 @@ from router.fleet.fleet import Fleet
 from router.policy.policy_set import PolicySet
 from router.policy.ring import PodRing, pod_points
 from router.policy.spec import Policy
-from tests.policy.scenes import POLICIES, make_pod
+from tests.kit.scenes import POLICIES, make_pod
 
 pytestmark = pytest.mark.anyio
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]

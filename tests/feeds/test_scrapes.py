@@ -22,7 +22,7 @@ from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState
 from tests.feeds.conftest import watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 Network = Any

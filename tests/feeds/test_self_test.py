@@ -33,7 +33,7 @@ from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
 from tests.examples import examples
 from tests.feeds.conftest import watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 TOKENS = list(range(100, 200))
 AGREED = ParityReport(Parity.OK, Parity.UNKNOWN, "tokens agree")

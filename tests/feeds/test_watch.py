@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 from router.feeds.watch import MIN_REPEAT_S, Check, Turn, Watch
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId
-from tests.policy.scenes import fleet_of, make_pod
-from tests.virtual_time import run_virtually
+from tests.kit.scenes import fleet_of, make_pod
+from tests.kit.virtual_time import run_virtually
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from router.fleet.breaker import Breaker, Probes, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import FleetSnapshot, Pod, PodState, Role
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 
 @pytest.fixture

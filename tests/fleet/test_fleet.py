@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.fleet.fleet import TRANSITIONS, Fleet, PodEvent, transition
 from router.types import Link, Links, Pod, PodLoad, PodSpeed, PodState, PrefixTrust, Role
 from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 Change = tuple[str, PodState, PodState]
 

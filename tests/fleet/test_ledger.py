@@ -14,7 +14,7 @@ from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.types import InFlight, StepBegan
 from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 
 def counts(rows: Mapping[str, InFlight]) -> dict[str, InFlight]:

@@ -38,9 +38,9 @@ from tests.fuzz.bodies import fields_for_engines
 from tests.fuzz.by_h11 import ReadRequest, read_connection
 from tests.fuzz.pieces import in_pieces
 from tests.fuzz.wire import Wire
+from tests.kit.cores import CoreOfPods
+from tests.kit.scenes import make_pod
 from tests.pace import slowness
-from tests.policy.scenes import make_pod
-from tests.request.cores import CoreOfPods
 
 LIMITS = Limits(max_body_bytes=2000, max_header_bytes=4096)
 POD = make_pod("pod", url="http://pod:8000/base", models=("m",), dp_rank=3)

@@ -39,9 +39,9 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust
 from router.wiring.router import Router, build_router
+from tests.kit.scenes import LLAMA_8B
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.pace import slowness
-from tests.policy.scenes import LLAMA_8B
 from tests.stories.conftest import SOURCE, TEMPLATE, listening
 
 MOST_CALLBACK_S = 0.02 if "atheris" in sys.modules else 0.005

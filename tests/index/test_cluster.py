@@ -25,7 +25,7 @@ from router.types import (
     Tier,
 )
 from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GENERATION = Generation(model="m")
 HOLDER_TTL_S = 10.0

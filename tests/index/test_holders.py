@@ -14,7 +14,7 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holders import ALL_PODS, HolderFacts, Holders, KnownHolder, hashes_by_generation, holder_name
 from router.types import BlocksByTier, Generation, Pod, PromptPrefix
 from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", block_size_tokens=2)
 NEXT = replace(GENERATION, revision="2")

@@ -12,7 +12,7 @@ from router.observe.fast_metrics import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
 from tests.bench.metrics_bench import MAX_BODY_BYTES, render
-from tests.policy.scenes import pod, snapshot_of
+from tests.kit.scenes import pod, snapshot_of
 
 pytestmark = pytest.mark.anyio
 

@@ -26,7 +26,7 @@ from router.policy.prefill_clock import (
 )
 from router.types import Link, PodSpeed
 from tests.examples import examples
-from tests.policy.scenes import LLAMA_70B
+from tests.kit.scenes import LLAMA_70B
 
 TRUE = PodSpeed(20.0, 0.05, 8e-7)
 LINK = Link(5.0, 12.1e6, "same_rack")

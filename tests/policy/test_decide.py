@@ -18,7 +18,7 @@ from router.policy.recording import record
 from router.policy.term import Costs
 from router.types import Endpoint, InFlight, PodState, PrefixMatch, Role, Scene
 from tests.examples import examples
-from tests.policy.scenes import (
+from tests.kit.scenes import (
     BLOCK,
     MODEL,
     POLICIES,

@@ -10,7 +10,7 @@ from router.errors import ContextTooLong, NoReadyPod, UnknownModel
 from router.policy.eligible import eligible
 from router.types import Endpoint, PodState, PodStatus, PrefixTrust, Role, Scene
 from tests.examples import examples
-from tests.policy.scenes import MODEL, pod, ready, request, scene, scenes
+from tests.kit.scenes import MODEL, pod, ready, request, scene, scenes
 
 
 def test_a_model_that_no_pod_serves_is_unknown_even_without_ready_pods() -> None:

@@ -16,7 +16,7 @@ from router.policy.explain import explain, priced
 from router.policy.recording import record
 from router.types import PodLoad, PodState, PodStatus, Role, Scene
 from tests.examples import examples
-from tests.policy.scenes import pod, policy, ready, scene, scenes
+from tests.kit.scenes import pod, policy, ready, scene, scenes
 
 FACTS = {
     "a1": ({"hardware": "h100x1", "zone": "eu", "rack": "r1"}, PodLoad(waiting=9, kv_usage=0.99)),

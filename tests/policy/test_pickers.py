@@ -15,7 +15,7 @@ from router.policy.pickers import RING_CANDIDATES, InTurn, LowestCost, RingBound
 from router.policy.ring import PodRing, affinity_key
 from router.types import InFlight, PodLoad, PodState, PodStatus, Scene
 from tests.examples import examples
-from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene, works
+from tests.kit.scenes import POLICIES, pod, prompt, ready, request, scene, works
 
 costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)
 asked = st.integers(0, 50).map(lambda salt: prompt(200, salt * 1000))

@@ -29,7 +29,7 @@ from router.types import (
     Scene,
 )
 from tests.examples import examples
-from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
+from tests.kit.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
 
 LINK = Link(1.0, 1e6)
 """1,000 tokens of 1,000 bytes take 2 ms; to compute them takes 20."""

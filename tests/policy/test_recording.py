@@ -25,7 +25,7 @@ from router.policy.recording import (
 )
 from router.policy.spec import Policy
 from router.types import Congestion, InFlight, PodLoad, PodState, PodStatus, Scene, ScenePicture, StepBegan
-from tests.policy.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
+from tests.kit.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
 
 ALL = [
     *POLICIES.values(),

@@ -15,7 +15,7 @@ from router.policy.decide import decide
 from router.policy.ring import KEY_BLOCKS_BEYOND_SHARED, PodRing, _ring, affinity_key, rendezvous, tie_key
 from router.types import InFlight, PodState, PodStatus, PromptPrefix
 from tests.examples import examples
-from tests.policy.scenes import BLOCK, POLICIES, pod, prompt_of, ready, request, scene
+from tests.kit.scenes import BLOCK, POLICIES, pod, prompt_of, ready, request, scene
 
 POINTS = 100
 keys = st.integers(0, 2**64 - 1)

@@ -15,7 +15,7 @@ from router.policy.decide import MAX_PODS_PER_SIDE, compatible, decide
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
 from tests.examples import examples
-from tests.policy.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
+from tests.kit.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
 
 LINK = Link(1.0, 1e6)
 """1,000 tokens of 1,000 bytes take 2 ms; to compute them takes 20."""

@@ -11,8 +11,8 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.frontends.http import upstream
 from router.frontends.http.upstream import UpstreamPool, UpstreamPools
 from router.guards import Bound
-from tests.closed_port import closed_port
-from tests.policy.scenes import make_pod
+from tests.kit.closed_port import closed_port
+from tests.kit.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
 from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
 

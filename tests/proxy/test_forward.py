@@ -16,7 +16,7 @@ from router.hashing import hash_array, token_array
 from router.phases import PHASES
 from router.request.attempt_rules import SAMPLED_STREAMS
 from router.types import PRIOR_OUTPUT_TOKENS, Generation, PrefixMatch, PrefixTrust, PromptPrefix
-from tests.proxy.pods import Asked, Client, Town, town
+from tests.kit.scripted_pods import Asked, Client, Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]

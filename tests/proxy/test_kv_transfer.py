@@ -21,8 +21,8 @@ from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
 from router.request.fleet_state import Clock
 from router.types import InFlight, Link, Links
-from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
-from tests.request.cores import CHAT
+from tests.kit.cores import CHAT
+from tests.kit.scripted_pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 

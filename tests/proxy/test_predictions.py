@@ -13,7 +13,7 @@ from router.decision import Direct, Plan, Pull
 from router.errors import RouterError
 from router.hashing import hash_array, token_array
 from router.types import Generation, PodId, PromptPicture, PromptPrefix
-from tests.proxy.pods import Asked, Behaviour, Client, Town, town
+from tests.kit.scripted_pods import Asked, Behaviour, Client, Town, town
 from tests.proxy.test_kv_transfer import (
     ANSWERING,
     OFFERING,

@@ -44,7 +44,7 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from tests.proxy.pods import LONGER_S
+from tests.kit.scripted_pods import LONGER_S
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja"

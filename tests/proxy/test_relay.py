@@ -19,7 +19,7 @@ from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 from router.request.response_reader import ResponseReader, reader_of
 from router.request.tracker import MAX_HELD_BYTES
 from router.types import Endpoint
-from tests.request.cores import CoreOfPods, pods_at
+from tests.kit.cores import CoreOfPods, pods_at
 
 pytestmark = pytest.mark.anyio
 

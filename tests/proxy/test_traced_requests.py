@@ -25,8 +25,8 @@ from router.phases import PHASES
 from router.request.context import RequestContext
 from router.request.endings import ended_of
 from router.request.inbound import HeaderList, first_values
+from tests.kit.scripted_pods import LONGER_S, PATIENCE_S, Client, Town, town
 from tests.otlp_receiver import Collector, attributes, collecting
-from tests.proxy.pods import LONGER_S, PATIENCE_S, Client, Town, town
 from tests.proxy.test_kv_transfer import PARAMS, answer, resetting, saying
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

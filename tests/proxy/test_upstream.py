@@ -20,8 +20,8 @@ from router.frontends.http.connection import READ_PAUSE_BYTES
 from router.frontends.http.headers import HeaderRules, request_message
 from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
 from router.request.inbound import Head
-from tests.closed_port import closed_port
-from tests.policy.scenes import make_pod
+from tests.kit.closed_port import closed_port
+from tests.kit.scenes import make_pod
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

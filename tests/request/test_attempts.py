@@ -11,9 +11,9 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, Upstream
 from router.hashing import hash_array, token_array
 from router.policy.prefill_clock import SAME_STEP_S, PrefillObservation
 from router.types import Generation, Pod, PodState, PromptPrefix
-from tests.policy.scenes import POLICIES
-from tests.request.memory_front import MemoryExchange
-from tests.request.scripts import LAST, TOKEN, WHOLE, Script, ScriptedPods, failing, responding, serving
+from tests.kit.memory_front import MemoryExchange
+from tests.kit.scenes import POLICIES
+from tests.kit.scripts import LAST, TOKEN, WHOLE, Script, ScriptedPods, failing, responding, serving
 
 BUSY, ERROR, REFUSED = (responding(status, b'{"error": {}}') for status in (503, 500, 413))
 BROKEN, SILENT, DOWN = failing(UpstreamBroken), failing(UpstreamTimeout), failing(ConnectFailed)

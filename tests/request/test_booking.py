@@ -11,7 +11,7 @@ from router.fleet.ledger import Ledger
 from router.policy.prefill_clock import SAME_STEP_S, PrefillClock
 from router.request.booking import Booking
 from router.types import ScenePicture
-from tests.policy.scenes import SPEED, pod
+from tests.kit.scenes import SPEED, pod
 
 NOW_S = 100.0
 

@@ -25,7 +25,7 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PromptPrefix
 from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]

@@ -18,7 +18,7 @@ from router.policy.prefill_clock import PrefillObservation
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import InFlight, PodSpeed
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries, until
 

@@ -27,7 +27,7 @@ from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.publisher_process import PublisherProcess
 from router.wiring.router import build_router
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Chat, Deployment, serving

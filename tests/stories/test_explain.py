@@ -21,7 +21,7 @@ from router.observe.fast_metrics import MetricKind
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review
-from tests.policy.scenes import POLICIES
+from tests.kit.scenes import POLICIES
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import converse, opening
 

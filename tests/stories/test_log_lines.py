@@ -23,7 +23,7 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.router import build_router
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 from tests.redis_servers.server import free_port
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, Deployment, serving
 

@@ -16,7 +16,7 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.config.schema import Edge, ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
-from tests.closed_port import closed_port
+from tests.kit.closed_port import closed_port
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
 

@@ -17,7 +17,7 @@ from router.config.schema import Limits
 from router.errors import ConfigError, UpstreamError
 from router.frontends.http.upstream import UpstreamPools
 from router.types import PodTls
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.proxy.test_upstream import OK, ScriptedPod, answering
 from tests.redis_servers.server import TlsFiles, tls_material
 

@@ -31,9 +31,9 @@ from router.request.tracker import Tracker
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.router import build_router
 from tests.api.test_openai_edge import Client
+from tests.kit.scenes import LLAMA_8B
+from tests.kit.scripted_pods import Client as Reader
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.policy.scenes import LLAMA_8B
-from tests.proxy.pods import Client as Reader
 
 pytestmark = pytest.mark.anyio
 

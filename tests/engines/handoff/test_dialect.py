@@ -16,7 +16,7 @@ from router.engines.steering import HANDOFF_FIELDS
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, read
 from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
 ANSWER = answer(

@@ -14,7 +14,7 @@ from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ListedPod, SourceStatus
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
-from tests.virtual_time import run_virtually
+from tests.kit.virtual_time import run_virtually
 
 ENTRY = KubernetesPods(inference_pool="models", api=KubernetesApi(url="http://kube", token_file="/none"))
 

@@ -21,7 +21,7 @@ from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.fleet.fleet import NOT_READY
 from tests.examples import examples
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes, Faults
-from tests.virtual_time import run_virtually
+from tests.kit.virtual_time import run_virtually
 
 RESYNC_S = 300.0
 CONVERGED_S = RESYNC_S + WATCH_S[1] + LATE_S + 10

@@ -12,7 +12,7 @@ from router.feeds.discovery.inference_pool import POOL_S, PoolObjectives, read_o
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.membership import SourceStatus
 from tests.feeds.discovery.fake_kubernetes import OBJECTIVES, FakeKubernetes
-from tests.virtual_time import run_virtually
+from tests.kit.virtual_time import run_virtually
 
 GIE, LLM_D = "inference.networking.x-k8s.io", "llm-d.ai"
 

@@ -17,7 +17,7 @@ from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Members
 from router.feeds.discovery.pod_facts import NodePlace
 from router.feeds.supervise import STEP, in_turns, running
 from router.fleet.fleet import Fleet
-from tests.policy.scenes import SPEED
+from tests.kit.scenes import SPEED
 
 MANY = 500
 NAMES = [f"{number:03}" for number in range(MANY)]

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from router.policy.costs.effects import HotPrefixCreditTerm
 from router.policy.costs.until_first_token import PrefillTerm
 from tests.examples import examples
+from tests.kit.scenes import speeds
 from tests.policy.costs.placements import at
-from tests.policy.scenes import speeds
 
 
 @examples(80)
