@@ -17,7 +17,7 @@ from router.errors import NoReadyPod, UnknownModel
 from router.fleet.fleet import Fleet
 from router.request.reading import RequestReader
 from router.types import InferenceRequest
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 HALVES = {"m": 1.0, "n": 1.0}
 BETA = NameRule({"lora": 1}, headers=((b"x-beta", b"1"),))
