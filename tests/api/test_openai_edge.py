@@ -322,6 +322,7 @@ class Client:
         self.body = body
         self.admitted = Admitted()
         self.refusal: RouterError | None = None
+        self.kept_open = False
         self.is_plain = self.started = self.response_complete = self.disconnected = self.sends_events = False
         self.status, self.headers, self.sent = 0, dict[bytes, bytes](), b""
         self._asked = path, "POST", headers
