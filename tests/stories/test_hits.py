@@ -8,7 +8,7 @@ import pytest
 
 from router.index.hit_probe import CacheHabits
 from router.types import AttentionKind, LayerType
-from tests.sim.layered_pool import layered
+from tests.kit.layered_pool import layered
 from tests.stories.conftest import Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
