@@ -61,7 +61,7 @@ from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
-from router.types import Endpoint
+from router.types import Endpoint, Pod
 from router.wiring.fleet import build_fleet, build_prompts
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def build_router(
         charges=access.charges,
         handoff_facts=pods.handoff_facts.of,
         publishes_events=pods.matching.publishes_events,
+        suspect=pods.lacks.suspect,
         senders=pods.senders,
         continuation=prompts.continuation,
         hands_over=front.hands_over,
@@ -368,6 +369,7 @@ def build_core(
     *,
     handoff_facts: FactsLookup,
     publishes_events: Callable[[PodId], bool],
+    suspect: Callable[[Pod, str], object] = lambda _pod, _need: None,
     senders: Callable[[], int] = lambda: 1,
     continuation: ContinuationRules | None = None,
     hands_over: bool = False,
@@ -380,6 +382,7 @@ def build_core(
         index=config.index,
         publishes_events=publishes_events,
         handoff_facts=handoff_facts,
+        suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",

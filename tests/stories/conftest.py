@@ -107,7 +107,12 @@ class Deployment:
         return bool(statuses) and all(
             status.state is PodState.READY
             and status.pod.trust is PrefixTrust.TRUSTED
-            and (bool(status.pod.converts) or not converts or status.pod.engine != "vllm")
+            and (
+                bool(status.pod.converts)
+                or not converts
+                or status.pod.engine != "vllm"
+                or status.pod.front_end == "rust"
+            )
             and not self._will_test_hits(status.pod.id)
             and (bool(status.pod.continues) or not self._will_test_continuation(status.pod))
             for status in statuses

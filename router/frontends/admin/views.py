@@ -65,6 +65,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "converts": sorted(pod.converts),
             "reads_pictures": pod.reads_pictures,
             "continues": sorted(pod.continues),
+            "lacks": sorted(pod.lacks),
             "refuses_usage": pod.refuses_usage,
             "kv_events": kv_events_state(pod.id, store, kv_streams),
             "hits": store.cache_of(pod.id).hits,
