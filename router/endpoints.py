@@ -31,6 +31,11 @@ class Endpoint(StrEnum):
     """The tokens of a chat or a text; read as such."""
     DETOKENIZE = vllm_tokens.DETOKENIZE
     """The text of tokens; forwarded unread."""
+    DECISIONS = vllm_tokens.DECISIONS
+    SYSTEMONE = vllm_tokens.SYSTEMONE
+    """With the decisions: questions about a text; forwarded unread."""
+    GENERATE = vllm_tokens.GENERATE
+    """SGLang's own; forwarded unread."""
     OTHER = openai.OTHER
     """Any other endpoint: forwarded without a prefix."""
 

@@ -126,6 +126,8 @@ class Api:
     """Whether a prompt without pictures that was read shows that the body has none."""
     may_be_stored: bool = False
     """Whether a pod may keep responses for later requests, which must not be repeated then."""
+    steering_fields: frozenset[str] = frozenset()
+    """Fields that steer an engine in this API alone, besides those of `engines/steering.py`."""
     operation: str = ""
     """`gen_ai.operation.name` of its spans."""
     probes: MakeProbes | None = None

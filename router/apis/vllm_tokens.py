@@ -1,4 +1,4 @@
-"""vLLM's requests about tokens."""
+"""vLLM's requests about tokens, and those that are forwarded unread: decisions, and SGLang's /generate."""
 
 from __future__ import annotations
 
@@ -22,4 +22,14 @@ DETOKENIZE = Api(
     may_name_no_model=True,
     generates=False,
     takes_uuids=False,
+)
+DECISIONS, SYSTEMONE = (
+    Api(path=path, prompt=PromptKind.NONE, may_name_no_model=True) for path in ("/v1/decisions", "/v1/systemone")
+)
+"""Typed questions about a text. vLLM refuses any field that it does not know; nothing but a salt may be added."""
+GENERATE = Api(
+    path="/generate",
+    prompt=PromptKind.NONE,
+    may_name_no_model=True,
+    steering_fields=frozenset({"extra_key", "kv_hints"}),
 )

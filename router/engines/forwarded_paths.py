@@ -23,7 +23,16 @@ INFERENCE_PATHS = frozenset(
         "/v1/images/generations",
         "/v1/images/edits",
         "/v1/images/variations",
+        # vLLM's and SGLang's: tokens in, tokens out; a request as tokens, and tokens as an answer
+        *(
+            "/inference/v1/generate",
+            "/v1/chat/completions/derender",
+            "/v1/completions/derender",
+            "/cohere/v2/chat/render",
+        ),
+        *(f"/v1/{api}/render" for api in ("chat/completions", "completions", "messages", "responses")),
         # Cohere, Jina and the engines' own names for scoring and pooling
+        *("/cohere/v2/chat", "/v2/embed"),
         *("/rerank", "/v1/rerank", "/v2/rerank", "/v1/reranking"),
         *("/score", "/v1/score", "/classify", "/v1/classify", "/pooling", "/v1/pooling"),
     }

@@ -52,6 +52,7 @@ class Sglang(EngineAdapter):
 
     owners = ("sglang",)
     image_names = ("sglang",)
+    salted = EngineAdapter.salted - {Endpoint.DECISIONS, Endpoint.SYSTEMONE}
     kv_events_flag = '--kv-events-config {"publisher":"zmq"}'
     health_path = MODELS_PATH
     gauges = LoadGauges(

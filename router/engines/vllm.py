@@ -40,6 +40,7 @@ _RUST_OWNER = "vllm-frontend-rs"
 _CONTINUED = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 RUST_LACKS = (
     *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value, "/v1/chat/completions/batch"),
+    *(Endpoint.DECISIONS.value, Endpoint.SYSTEMONE.value),
     *(SEVERAL_ANSWERS, LISTED_PROMPTS, LARGE_BODY),
 )
 """What the front end in Rust lacks in 0.33.0. Later ones will have some of it, so each pod is asked."""

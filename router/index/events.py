@@ -70,6 +70,8 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "AllBlocksCleared": (),
 }
 """Field order of the array encoding (vLLM up to 0.23)."""
+_SMALL_MAP = 0x80
+"""A map of msgpack with at most 15 keys, in its first byte: SGLang's metadata behind an array, from 0.5.19 to maps."""
 _IN_MAPS = ("cache_salt", "locality", "lookahead_token_ids")
 """Fields that only maps have."""
 
@@ -164,8 +166,9 @@ def _pieces(event: KvEvent) -> Iterator[KvEvent]:
 def _fields(raw: dict[str, msgspec.Raw] | list[msgspec.Raw]) -> Mapping[str, Any]:
     """The fields of a known type that are read; of another one its type only."""
     if isinstance(raw, list):
-        kind = _PLAIN.decode(raw[0])
-        raw = dict(zip(_FIELDS.get(kind, ()), raw[1:], strict=False))
+        kind, last = _PLAIN.decode(raw[0]), raw[-1]
+        metadata = _EVENT.decode(last) if memoryview(last)[0] & 0xF0 == _SMALL_MAP else {}
+        raw = dict(zip(_FIELDS.get(kind, ()), raw[1:-1] if metadata else raw[1:], strict=False)) | dict(metadata)
     else:
         kind = _PLAIN.decode(raw["type"]) if "type" in raw else None
     names = (*_FIELDS[kind], *_IN_MAPS) if kind in _FIELDS else ()

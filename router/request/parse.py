@@ -179,15 +179,16 @@ def has_engine_fields(parsed: Any) -> bool:
     return bool(_ENGINE_FIELDS_OF(parsed) != _NO_ENGINE_FIELDS)
 
 
-def without_engine_fields(body: bytes) -> bytes:
-    """The body without `STEERING_FIELDS`, at the top and inside `CONTAINERS`. The bytes of all other values are
-    unchanged.
+def without_engine_fields(body: bytes, others: frozenset[str] = frozenset()) -> bytes:
+    """The body without `STEERING_FIELDS`, at the top and inside `CONTAINERS`, and without `others` at the top. Other
+    values keep their bytes.
 
     Raises `MalformedRequest` if the body is not a JSON object.
     """
     try:
         fields = _RAW_OBJECT.decode(body)
-        kept = _FieldSearch().without_steering(fields, MAX_NESTING)
+        wanted = {name: value for name, value in fields.items() if name not in others}
+        kept = _FieldSearch().without_steering(wanted, MAX_NESTING)
     except DECODE_ERRORS as error:
         raise not_json(error, body) from error
     unchanged = len(kept) == len(fields) and CONTAINERS.isdisjoint(fields)

@@ -83,7 +83,7 @@ class RequestReader:
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
         if not self._trusts_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
-            body = without_engine_fields(body)
+            body = without_engine_fields(body, endpoint.api.steering_fields)
         given_salt = getattr(parsed, "cache_salt", None)
         salt = tenant.salted(given_salt if isinstance(given_salt, str) else "")
         if tenant.salt and body and accepts_salt(self._fleet.snapshot, adapter or base, endpoint):

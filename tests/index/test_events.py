@@ -158,6 +158,13 @@ def test_adapter_and_salt_are_decoded(changes: dict[str, Any], adapter: str, sal
     assert (value.adapter, value.salt) == (adapter, salt)
 
 
+def test_sglang_adds_the_salt_behind_an_array() -> None:
+    """Before it wrote maps: as metadata, where vLLM's arrays have the name of an adapter."""
+    values = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU"]
+    (salted,), (plain,) = decode([*values, {"cache_salt": "tenant"}]), decode(values)
+    assert (salted, plain) == (replace(AS_VALUE, salt="tenant"), AS_VALUE)
+
+
 def test_a_placeholder_has_no_tokens() -> None:
     """Offload tiers announce only the hash of a known block."""
     assert stored(token_ids=[], block_size=0, medium="CPU").tokens == token_array()

@@ -91,6 +91,32 @@ def test_engine_fields_are_removed_on_every_path(path: str, name: str) -> None:
     assert json.loads(read(reader, {**FORWARDED, name: 1}, path).body) == FORWARDED
 
 
+def test_only_a_salt_is_added_to_decisions() -> None:
+    """vLLM refuses all else that it does not know; SGLang refuses a salt, too."""
+    body, tenant = {"model": "m", "input": "Is it?", "questions": []}, Tenant(name="t", salt="s")
+    for path in ("/v1/decisions", "/v1/systemone"):
+        for engine, added in (("vllm", {"cache_salt"}), ("sglang", set())):
+            reader = make_reader(replace(POD, engine=engine))
+            request = reader.read(endpoint_of(path), {}, json.dumps(body).encode(), "r", tenant)
+            assert json.loads(request.body).keys() - body.keys() == added
+
+
+def test_generate_of_sglang_has_fields_of_its_own_that_steer() -> None:
+    """Its key of the cache among them. Elsewhere this stays."""
+    steering = {
+        "rid": "r",
+        "lora_path": "l",
+        "extra_key": "k",
+        "session_params": {},
+        "priority": 1,
+        "routed_dp_rank": 1,
+    }
+    body = {"text": "Hi", "sampling_params": {"max_new_tokens": 1, "priority": 2}}
+    left = json.loads(read(make_reader(), {**body, **steering}, "/generate").body)
+    assert left == {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}
+    assert json.loads(read(make_reader(), {**CHAT, "extra_key": "k"}, "/v1/chat/completions").body)["extra_key"] == "k"
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses"])
 def test_engine_fields_are_removed_from_nested_objects(path: str) -> None:
     """On every path; the other members stay."""
