@@ -71,11 +71,16 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
     """Start one prefill pod, `decodes` decode pods, and a router for `dialect`."""
 
     @asynccontextmanager
-    async def opened(dialect: str, *, decodes: int = 1, **engine: Any) -> AsyncIterator[Pair]:
+    async def opened(
+        dialect: str, *, decodes: int = 1, handoff: dict[str, Any] | None = None, **engine: Any
+    ) -> AsyncIterator[Pair]:
         store: set[BlockHash] = set()
         roles = [Role.PREFILL] + [Role.DECODE] * decodes
         configs = [
-            engine_config(handoff=HandoffConfig(dialect=dialect, role=role, store=store), **engine)  # type: ignore[arg-type]
+            engine_config(
+                handoff=HandoffConfig(dialect=dialect, role=role, store=store, **(handoff or {})),  # type: ignore[arg-type]
+                **engine,
+            )
             for role in roles
         ]
         async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
@@ -236,3 +241,23 @@ async def test_cached_tokens_of_the_prefill_pod_are_predicted_exactly(open_pair:
         answer = await pair.chat(chat)
         predicted = int(answer.headers["x-warmroute-cached-tokens"])
         assert predicted == usage_of(answer)["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("streams", [None, False, True])
+async def test_offers_of_kv_never_reach_a_client_and_are_given_back(
+    open_pair: OpenPair, path: str, streams: bool | None
+) -> None:
+    """vLLM's `bidirectional_kv_xfer`: whole responses have an offer, streams of 0.33 too (True), those of 0.32 not
+    (False), which hold the KV all the same."""
+    async with open_pair("nixl", handoff={"bidirectional": True, "streams_offers": bool(streams)}) as pair:
+        asked = {"messages": opening("gulfs")} if "chat" in path else {"prompt": "gulfs " * 60}
+        body = {"model": "demo", "max_tokens": 8, "stream": streams is not None, **asked}
+        answer = await pair.client.post(path, json=body)
+        assert answer.status_code == 200
+        assert "kv_transfer_params" not in answer.text and "remote_" not in answer.text
+        assert pair.handoffs("ok") == 1
+        if streams is False:
+            assert pair.decode.pinned_requests
+        else:
+            await pair.until(lambda: not pair.decode.pinned_requests)

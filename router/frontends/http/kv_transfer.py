@@ -26,11 +26,13 @@ import structlog
 from router.decision import Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.addresses import foreign_address
+from router.engines.handoff.bodies import Opaque
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
 from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
 from router.fleet.fleet import Fleet
 from router.frontends.fair_turns import FairTurns
-from router.frontends.http.relay import RESPONSE, AnyReply, DecodeReply, WholeReply, as_stream, read_all
+from router.frontends.http.kv_returns import KvReturns
+from router.frontends.http.relay import RESPONSE, AnyReply, HandoffReply, WholeReply, as_stream, read_all
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
 from router.observe.ended import CLIENT_GONE
@@ -50,6 +52,14 @@ MAX_TRANSFER_S = 20.0
 """Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
 MAX_WARNED, MAX_SHOWN = 1024, 200
+FOREIGN = (
+    "a handoff names another host",
+    "if its peers may connect there, add the host to the pod's `handoff_hosts`",
+)
+OFFERS = (
+    "a decode pod holds the KV of its answers",
+    "nobody reads it: remove `bidirectional_kv_xfer` from the engine's --kv-transfer-config (docs/handoff.md#offers)",
+)
 
 log = structlog.get_logger()
 
@@ -142,7 +152,8 @@ class SplitExecutor:
         self._metrics = metrics
         self._calibrator = state.calibrator
         self._turns = FairTurns()
-        self._warned: set[PodId] = set()
+        self._returns = KvReturns(sender)
+        self._warned: set[tuple[str, PodId]] = set()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
@@ -231,7 +242,7 @@ class SplitExecutor:
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
         if handoff is not None and (address := foreign_address(handoff.params, attempt.pair.prefill)):
-            self._warn(attempt.pair.prefill, address)
+            self._warn(attempt.pair.prefill, FOREIGN, address=address[:MAX_SHOWN])
             return None
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
@@ -249,7 +260,7 @@ class SplitExecutor:
         finally:
             decode.cancel()
 
-    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[DecodeReply]) -> None:
+    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[HandoffReply]) -> None:
         """Raise `UpstreamBroken` if the prefill pod dies before `decode` is done: its KV is lost, and engines wait for
         it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
         pod, until_s = attempt.pair.prefill, time.monotonic() + MAX_TRANSFER_S
@@ -259,12 +270,17 @@ class SplitExecutor:
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
 
-    def _warn(self, prefill: Pod, address: str) -> None:
-        """Say once that handoffs of the pod are not used."""
-        if prefill.id not in self._warned and len(self._warned) < MAX_WARNED:
-            self._warned.add(prefill.id)
-            hint = "if its peers may connect there, add the host to the pod's `handoff_hosts`"
-            log.warning("a handoff names another host", pod=prefill.id, address=address[:MAX_SHOWN], hint=hint)
+    def _warn(self, pod: Pod, warning: tuple[str, str], **facts: str) -> None:
+        """Log a warning and its hint once for each pod."""
+        event, hint = warning
+        if (event, pod.id) not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add((event, pod.id))
+            log.warning(event, pod=pod.id, **facts, hint=hint)
+
+    def _return_offer(self, pair: Pair, params: Opaque) -> None:
+        """The decode pod holds the KV of its answer for a next turn. The prefill pod releases it."""
+        self._warn(pair.decode, OFFERS)
+        self._returns.give_back(pair.decode, pair.prefill, params)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
         """The client's response, which the one token of the prefill response completed."""
@@ -283,7 +299,7 @@ class SplitExecutor:
 
     async def _decode(
         self, attempt: SplitAttempt, offered: Handoff | None, prefill: asyncio.Task[WholeReply]
-    ) -> DecodeReply:
+    ) -> HandoffReply:
         """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
         head, pod = attempt.context.head, attempt.pair.decode
         edited = await self._edited(attempt, offered)
@@ -295,7 +311,8 @@ class SplitExecutor:
             await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
         if attempt.dialect.order is Order.TOGETHER:
             attempt.count_cached_tokens(prefill)
-        return DecodeReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel)
+        return_offer = partial(self._return_offer, attempt.pair)
+        return HandoffReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel, return_offer)
 
     async def _first_piece(self, attempt: SplitAttempt, reply: Reply) -> bytes:
         """The first piece of body. Raises `HandoffFailed` where the handoff may have caused an error."""
@@ -349,7 +366,7 @@ class PullExecutor:
         self._sender = sender
         self._turns = FairTurns()
 
-    async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> Reply:
+    async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> AnyReply:
         """The pod's response. Raises `UpstreamError`."""
         context, is_last = tracker.context, tracker.is_last
         if (body := await self.body(context, pod, holder)) is None:
@@ -359,7 +376,7 @@ class PullExecutor:
         if reply.status >= 400 and reply.status not in RETRY_STATUSES and not is_last:
             reply.close()
             raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")
-        return reply
+        return HandoffReply(reply)
 
     async def body(self, context: RequestContext, pod: Pod, holder: PodId) -> bytes | None:
         """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""
