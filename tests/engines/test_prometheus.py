@@ -13,7 +13,6 @@ from router.engines.prometheus import METRICS, LoadGauges, read_load, samples
 from router.guards import OutOfBounds, OutOfRange
 from router.types import PodLoad
 from tests.examples import examples
-from tests.pace import Stopwatch
 
 GAUGES = LoadGauges(running=("run", "old_run"), waiting=("wait",), kv_usage=("usage",), rank_label="rank")
 
@@ -78,25 +77,6 @@ def test_a_figure_that_cannot_be_true_makes_the_load_unknown(line: bytes) -> Non
 def test_usage_just_above_one_is_one() -> None:
     load = read_load(b"run 3\nusage 1.01\n", GAUGES, None, 0.0)
     assert load is not None and load.kv_usage == 1.0
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"{%b} 1" % (b"a=b," * 15_000),
-        b"{%b} 1" % (b"a" * 60_000),
-        b'{a="%b} 1' % (b"\\a" * 30_000),
-        b"{%b} 1" % (b"," * 60_000),
-    ],
-    ids=["no quotes", "one name", "an open quote", "commas"],
-)
-def test_a_line_is_read_in_linear_time(line: bytes) -> None:
-    """60 KB of labels without quotes took 12 s, each further one more than the last. A second is a hundred times what
-    it takes."""
-    stopwatch = Stopwatch()
-    with stopwatch:
-        assert read_load(b"run" + line + b"\nrun 4\n", GAUGES, None, 0.0) == PodLoad(4)
-    assert stopwatch.least_s < 1.0
 
 
 @pytest.mark.parametrize(
