@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -76,19 +77,19 @@ async def test_a_pod_that_cannot_be_used_says_why(
                 at.tls: "TLS certificate not trusted (",
                 at.engine.replace("http:", "https:"): "TLS handshake failed",
             }
-            entries: list[dict[str, object]] = [{"url": url, "id": f"pod {n}"} for n, url in enumerate(expected)]
+            logged, pods = dict[str, Any](), dict[str, Any]()
+            entries: list[dict[str, str]] = [{"url": url, "id": f"pod {n}"} for n, url in enumerate(expected)]
             for entry in entries:
                 assert (await deployment.admin.post("/admin/pods", json=entry)).status_code == 201, entry
 
             async def all_are_explained() -> bool:
-                pods = {pod["id"]: pod["state_reason"] for pod in await deployment.pods()}
-                return all(pods.get(entry["id"]) for entry in entries)
+                logged.update({line["pod"]: line for line in logs if line["event"] == "pod cannot be used"})
+                pods.update({pod["id"]: pod for pod in await deployment.pods()})
+                return all(pods[entry["id"]]["state_reason"] and entry["id"] in logged for entry in entries)
 
             await deployment.until(all_are_explained)
-            pods = {pod["id"]: pod for pod in await deployment.pods()}
-    logged = {line["pod"]: line for line in logs if line["event"] == "pod cannot be used"}
     for entry, (url, reason) in zip(entries, expected.items(), strict=True):
-        pod, line = pods[str(entry["id"])], logged[str(entry["id"])]
+        pod, line = pods[entry["id"]], logged[entry["id"]]
         assert pod["state"] == "joining" and pod["state_reason"].startswith(reason), url
         assert (line["log_level"], line["reason"]) == ("warning", pod["state_reason"]), url
     assert pods["pod 6"]["state_reason"].endswith("set pods[].tls.ca_file to the certificate of its authority")
