@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from router.engines.prometheus import METRICS, LoadGauges, read_load, samples
 from router.guards import OutOfBounds, OutOfRange
 from router.types import PodLoad
-from tests.examples import examples
 
 GAUGES = LoadGauges(running=("run", "old_run"), waiting=("wait",), kv_usage=("usage",), rank_label="rank")
 
@@ -43,7 +42,6 @@ def test_a_malformed_line_is_skipped(line: bytes) -> None:
     assert values == [1.0, 2.0]
 
 
-@examples(100)
 @given(labels=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(max_size=20), max_size=3))
 @example(labels={"a": 'x"} 9\n\\"', "b": "\\n{}"})
 def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
@@ -55,7 +53,6 @@ def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
     assert [(s.labels, s.value) for s in samples(generate_latest(registry), "vllm:run")] == [(labels, 2.5)]
 
 
-@examples(100)
 @given(noise=st.binary(max_size=60))
 @example(noise=b"1000001")
 def test_garbage_is_nothing_or_a_figure_out_of_range(noise: bytes) -> None:

@@ -25,7 +25,6 @@ from router.types import (
     LayerType,
     Tier,
 )
-from tests.examples import examples
 from tests.index.decoding import decode_batch
 
 STORED: dict[str, Any] = {
@@ -260,7 +259,6 @@ broken_events = st.dictionaries(st.sampled_from([name for name in STORED if name
 )
 
 
-@examples(300)
 @given(st.lists(broken_events | junk, max_size=3) | junk, st.binary(max_size=3))
 def test_any_bytes_decode_or_raise_one_of_two_errors(events: Any, noise: bytes) -> None:
     blocks = BlockMap()
