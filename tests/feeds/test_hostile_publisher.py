@@ -17,7 +17,6 @@ from router.types import Tier
 from tests.feeds.test_kv_redis import GENERATION, KEYS, LOG, Scene, until
 from tests.kit.deadlines import running
 from tests.redis_process import redis_process
-from tests.redis_servers.server import binaries
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -28,10 +27,10 @@ READ_BYTES = 2 * MIB
 """More than a router reads of all that is honest in these tests."""
 
 
-@pytest.fixture(params=sorted(binaries()))
-async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
     """An honest publisher has written `a`; the test writes what it wants into the same Redis."""
-    with redis_process(str(request.param)) as server, redis.Redis.from_url(server.url) as client:
+    with redis_process() as server, redis.Redis.from_url(server.url) as client:
         scene = Scene(server, client)
         yield scene
         await scene.wire.close()
