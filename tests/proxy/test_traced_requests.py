@@ -194,7 +194,7 @@ async def test_a_dead_collector_costs_no_request(
     collector: Collector, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queue is bounded, and the router stops in time."""
-    monkeypatch.setattr(spans, "CLOSE_S", CLOSE_S)
+    monkeypatch.setattr(spans, "CLOSE_S", CLOSE_S / 10)
     url = collector.url
     if kind == "absent":
         url = "http://127.0.0.1:9"
