@@ -24,8 +24,9 @@ from router.frontends.http import kv_transfer
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deployment, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
