@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
@@ -49,7 +49,6 @@ def counted(value: Any) -> tuple[int, int, int]:
 
 
 @given(value=VALUES, size=st.integers(1, 40), ascii_only=st.booleans())
-@settings(max_examples=200, deadline=None)
 def test_items_are_counted_outside_of_strings_wherever_a_body_is_cut(value: Any, size: int, ascii_only: bool) -> None:
     counter = ItemCounter()
     for piece in pieces_of(json.dumps(value, ensure_ascii=ascii_only).encode(), size):
@@ -58,7 +57,6 @@ def test_items_are_counted_outside_of_strings_wherever_a_body_is_cut(value: Any,
 
 
 @given(value=st.dictionaries(TEXT, VALUES, max_size=5), size=st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
 def test_the_fields_at_the_top_are_counted(value: dict[str, Any], size: int) -> None:
     counter = ItemCounter()
     for piece in pieces_of(json.dumps(value).encode(), size):
@@ -246,7 +244,6 @@ async def test_the_next_request_of_a_chat_is_counted_from_where_it_differs(monke
     ends=st.lists(st.lists(st.sampled_from([b'"', b"\\", b"[", b"\xc3", b"\xa9", b"a"]), max_size=40), max_size=4),
     size=st.integers(1, 9),
 )
-@settings(max_examples=200, deadline=None)
 def test_what_is_remembered_changes_no_verdict(starts: list[bytes], ends: list[list[bytes]], size: int) -> None:
     used = LargeBodies(4)
 

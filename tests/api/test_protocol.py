@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
@@ -1052,7 +1052,6 @@ NASTY += [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     at=st.integers(0, len(GOOD)),
     nasty=st.sampled_from(NASTY) | st.binary(max_size=8),

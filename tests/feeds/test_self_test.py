@@ -31,7 +31,6 @@ from router.fleet.fleet import PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
-from tests.examples import examples
 from tests.feeds.conftest import watched
 from tests.kit.scenes import fleet_of, make_pod
 
@@ -81,7 +80,6 @@ def test_a_prefix_of_the_tokens_is_a_mismatch(engine: list[int]) -> None:
     assert f"token {min(len(engine), len(TOKENS))} differs" in report.reason
 
 
-@examples(50)
 @given(ours=st.lists(st.integers(0, 9), max_size=12), engine=st.lists(st.integers(0, 9), max_size=12))
 def test_tokens_pass_exactly_if_they_are_equal(ours: list[int], engine: list[int]) -> None:
     """For all pairs of sequences."""

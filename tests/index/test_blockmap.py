@@ -29,7 +29,6 @@ from router.types import (
     PromptPrefix,
     Tier,
 )
-from tests.examples import examples
 
 GENERATION = Generation(model="m", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -98,7 +97,6 @@ def test_blocks_continue_those_of_their_parent() -> None:
 
 
 @given(st.integers(1, 3 * PIECE_BLOCKS), st.integers(1, 3 * PIECE_BLOCKS))
-@examples(20)
 def test_a_long_event_is_applied_in_short_pieces(blocks: int, gone: int) -> None:
     """The final state is the same."""
     tokens = tuple(range(2 * blocks))
@@ -395,7 +393,6 @@ def apply_step(step: Step, blocks: BlockMap, holders: dict[PodId, NaiveHolder]) 
             holders[step.pod] = NaiveHolder()
 
 
-@examples(60)
 @given(st.lists(steps(), max_size=40))
 def test_the_map_matches_as_sets_and_counts_do(happening: list[Step]) -> None:
     """Any order of stores, removals, clears, restarts and departures: several pods, sizes, salts, tiers, groups."""
@@ -411,7 +408,6 @@ def test_the_map_matches_as_sets_and_counts_do(happening: list[Step]) -> None:
     assert blocks.block_holders == 0
 
 
-@examples(60)
 @given(st.lists(steps().map(lambda step: replace(step, kind="store", pod="a")), min_size=1, max_size=20))
 def test_more_stored_blocks_never_shorten_a_match(stores: list[Step]) -> None:
     blocks = BlockMap()

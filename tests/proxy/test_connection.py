@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.schema import Limits
@@ -92,14 +92,12 @@ def cut(raw: bytes, places: list[int]) -> list[bytes]:
 places = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-@settings(max_examples=80, deadline=None)
 @given(answer=st.sampled_from(ANSWERS), places=places, pours=st.booleans())
 def test_a_response_does_not_depend_on_how_it_is_cut(answer: bytes, places: list[int], pours: bool) -> None:
     """Inside a header, a chunk size, a line end."""
     assert asyncio.run(received(cut(answer, places), pours=pours)) == (200, BODY)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     answer=st.sampled_from(ANSWERS),
     at=st.integers(0, 200),
@@ -119,7 +117,6 @@ def test_a_garbled_response_is_read_or_one_of_our_errors(
         assert 200 <= status < 600
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     raw=st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"HTTP/1.1 200 OK\r\n" + tail), places=places
 )
