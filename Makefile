@@ -13,7 +13,7 @@ DOCS := $(HOME)/.cache/warmroute/docs/env
 OLD_ENVOY := $(HOME)/.cache/warmroute/envoy/1.37
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile the sources again
 
-SAMPLE ?= 200
+SAMPLE ?= 300
 PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 PROFILE ?= ci

@@ -18,7 +18,7 @@ from router.stores.redis_schema import encode_generation, pack_blocks, scope_of
 from router.types import Tier
 from tests.feeds.test_kv_redis import GENERATION, KEYS, LOG, Scene, until
 from tests.redis_process import redis_process
-from tests.redis_servers.server import tested_kinds
+from tests.redis_servers.server import server_kinds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -30,7 +30,7 @@ READ_BYTES = 2 * MIB
 """More than a router reads of all that is honest in these tests."""
 
 
-@pytest.fixture(params=tested_kinds())
+@pytest.fixture(params=server_kinds())
 async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     """An honest publisher has written `a`; the test writes what it wants into the same Redis."""
     with redis_process(str(request.param)) as server, redis.Redis.from_url(server.url) as client:

@@ -17,7 +17,7 @@ from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, tested_kinds
+from tests.redis_servers.server import RedisServer, server_kinds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -32,7 +32,7 @@ async def connected(kind: str) -> AsyncIterator[RedisConnection]:
             await connection.close()
 
 
-@pytest.mark.parametrize("kind", tested_kinds())
+@pytest.mark.parametrize("kind", server_kinds())
 async def test_another_router_finds_the_pod_of_a_response(kind: str) -> None:
     """A row that it cannot read, and an unknown id, are not found."""
     async with connected(kind) as connection:
@@ -75,7 +75,7 @@ def shared(
     return drains, SharedDrains(connection, Keys("warmroute"), drains, apply)
 
 
-@pytest.mark.parametrize("kind", tested_kinds())
+@pytest.mark.parametrize("kind", server_kinds())
 async def test_drains_of_all_routers_are_one_set(kind: str) -> None:
     """Without an end; also of two that write at once."""
     async with connected(kind) as connection:

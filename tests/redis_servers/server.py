@@ -40,7 +40,7 @@ def binaries() -> dict[str, Path]:
     return {kind: Path(place) for kind, place in places.items() if place}
 
 
-def tested_kinds() -> list[str]:
+def server_kinds() -> list[str]:
     """The servers of `WARMROUTE_TEST_SERVERS`: Valkey alone, unless it names others, as in CI. All are installed."""
     named = os.environ.get("WARMROUTE_TEST_SERVERS", "valkey").split(",")
     if missing := sorted({*named} - {*binaries()}):

@@ -33,8 +33,8 @@ from tests.redis_servers.server import (
     RedisCluster,
     RedisSentinel,
     RedisServer,
+    server_kinds,
     speaks_tls,
-    tested_kinds,
     tls_material,
     until,
 )
@@ -48,7 +48,7 @@ BLOCKS = list(range(1, 100))
 SCHEMA = Path(__file__).parents[2] / "router/stores/README.md"
 
 
-@pytest.fixture(params=tested_kinds())
+@pytest.fixture(params=server_kinds())
 def kind(request: pytest.FixtureRequest) -> str:
     """Each installed server."""
     return str(request.param)
