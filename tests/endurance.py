@@ -3,8 +3,8 @@
     python -m tests.endurance [--quiet 15] [--busy 10] [--stopped 5]
 
 Some runs are on a quiet machine, some with a loop on every core, and in some pytest's workers are stopped (SIGSTOP)
-for up to 3 s at random. Each finished run is a line of `.endurance/COMMIT.jsonl`, with its output in a file next to it: started again, it
-goes on with what is missing. Prints a table, and ends with 1 if a run failed.
+for up to 3 s at random. Each finished run is a line of `.endurance/COMMIT.jsonl`, with its output in a file next to it:
+started again, it goes on with what is missing. Prints a table, and ends with 1 if a run failed.
 """
 
 from __future__ import annotations
