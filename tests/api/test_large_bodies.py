@@ -22,6 +22,7 @@ from router.frontends.http.exchange import Exchange
 from router.frontends.http.large_bodies import ItemCounter, LargeBodies
 from router.types import Endpoint
 from tests.api.edge_to_pod import UnreadBodies, chain
+from tests.kit.deadlines import DEADLINE_S
 
 ITEMS = 1_000
 TEXT = st.text(st.sampled_from('ab"\\,[{}]:é\n'), max_size=12)
@@ -179,7 +180,7 @@ async def test_a_tenant_with_one_large_body_waits_for_no_other_tenants_bodies() 
     for pending in checks:
         pending.cancel()
     await asyncio.gather(*checks, return_exceptions=True)
-    await asyncio.wait_for(check("later", large), 5)
+    await asyncio.wait_for(check("later", large), DEADLINE_S)
 
 
 @pytest.mark.anyio
@@ -210,7 +211,7 @@ async def test_a_body_that_left_gives_its_turn_to_the_next() -> None:
         waiting[0].cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert order == ["c", "d"]
-    async with asyncio.timeout(5), turns.turn(Tenant(name="last"), 0, 1):
+    async with asyncio.timeout(DEADLINE_S), turns.turn(Tenant(name="last"), 0, 1):
         waiting = [asyncio.create_task(take("f")), asyncio.create_task(take("g"))]
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_soon(waiting[0].cancel)  # just as it gets its turn
@@ -329,7 +330,7 @@ async def test_a_refused_body_is_freed_at_once() -> None:
             head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             client.writer.write(head + body)
             assert b"limits.max_json_items" in (await client.answer())[1]
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 while any(isinstance(each, Exchange) for each in gc.get_objects()):
                     await asyncio.sleep(0.05)
     finally:

@@ -29,9 +29,9 @@ from router.frontends.http.exchange import PROGRESS_BYTES, Exchange
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import Head, HeaderList
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
-DEADLINE_S = 20.0
 MAX_BYTES = 1000
 LIMITS = Limits(max_body_bytes=MAX_BYTES, max_header_bytes=1024)
 SOON_S = 0.05

@@ -87,7 +87,7 @@ def test_usage_just_above_one_is_one() -> None:
     ids=["no quotes", "one name", "an open quote", "commas"],
 )
 def test_a_long_line_with_broken_labels_is_skipped(line: bytes) -> None:
-    """In linear time (`tests/bench/held_loop.py`)."""
+    """In linear time (`tests/bench/cpu_bounds.py`)."""
     assert read_load(b"run" + line + b"\nrun 4\n", GAUGES, None, 0.0) == PodLoad(4)
 
 
