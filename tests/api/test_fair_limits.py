@@ -32,10 +32,9 @@ from tests.api.test_protocol import (
     forever,
     post,
     read_answer,
-    replace_limits,
 )
 from tests.kit.cores import CoreOfPods
-from tests.kit.deadlines import DEADLINE_S
+from tests.kit.deadlines import DEADLINE_S, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 EVIL, GOOD = b"x-forwarded-for: 10.0.0.1", b"x-forwarded-for: 10.0.0.2"
@@ -70,11 +69,6 @@ class Clients:
 async def clients(edge: Any) -> AsyncIterator[Clients]:
     async with connected(edge) as (_, writer), AsyncExitStack() as stack:
         yield Clients(writer.get_extra_info("peername"), stack)
-
-
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 # --- memory for bodies ---
@@ -121,24 +115,6 @@ async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch)
 
 
 # --- connections; what ends when all are in use: tests/api/test_client_places.py ---
-
-
-async def test_connections_of_one_client_leave_some_for_others() -> None:
-    """However long its requests take."""
-    edge = Edge(stays_or_echo, replace_limits(max_connections=8))
-    async with clients(edge) as to:
-        for _ in range(8):  # in addition to the one that waits, which has no place
-            await to.send(post(HELD, EVIL))
-        await until(lambda: len(edge.seen) == 8)
-        for _ in range(3):
-            reader, writer = await to.send(post(b"a", GOOD))
-            assert (await read_answer(reader))[1] == b"a"
-            writer.close()
-            await until(lambda: edge.client_connections.used == 8)
-        await to.send(post(HELD, GOOD))
-        await until(lambda: edge.client_connections.part("10.0.0.2") == 1)
-        assert edge.client_connections.used == 9
-    await until(lambda: edge.client_connections.used == 0)
 
 
 # --- requests in flight ---
