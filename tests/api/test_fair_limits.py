@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 
@@ -97,6 +98,11 @@ async def test_bodies_that_never_end_leave_memory_for_others() -> None:
     assert not edge.body_memory.arriving and edge.body_memory.bound.part("10.0.0.1") == 0
 
 
+def holds(edge: Any, bodies: int) -> bool:
+    """Whether the good client holds the memory of this number of bodies."""
+    return bool(edge.body_memory.bound.part("10.0.0.2") == bodies * MAX_BYTES)
+
+
 async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the client that holds the most, until the other one has its share."""
     monkeypatch.setattr(exchange, "SLOW_REQUEST_S", 0.0)
@@ -107,7 +113,7 @@ async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: edge.body_memory.bytes == 8 * (MAX_BYTES - 1))
         for count in range(1, 5):
             await to.send(post(b"y" * MAX_BYTES, GOOD))
-            await until(lambda count=count: edge.body_memory.bound.part("10.0.0.2") == count * MAX_BYTES)
+            await until(partial(holds, edge, count))
         await until(lambda: len(edge.seen) == 8)
         dropped = [received.refusal for received in edge.seen if received.refusal is not None]
         assert len(dropped) == 4 and all(isinstance(refusal, Saturated) for refusal in dropped)
