@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.engines.handoff import offers
 from router.engines.handoff.offers import OFFER, OfferFilter, without_offers
-from tests.examples import examples
+from tests.kit.examples import examples
 
 VECTORS = Path(__file__).parents[4] / "shared" / "data" / "next_turn_vectors.json"
 FIELD = "kv_transfer_params"
