@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from router.engines.handoff import offers
 from router.engines.handoff.offers import OFFER, OfferFilter, without_offers
-from tests.kit.examples import examples
 
 VECTORS = Path(__file__).parents[4] / "shared" / "data" / "next_turn_vectors.json"
 FIELD = "kv_transfer_params"
@@ -64,7 +63,6 @@ def test_the_field_goes_from_any_place_and_depth(value: Any, place: int) -> None
     assert without_offers(json.dumps({FIELD: value}).encode()) == b"{}"
 
 
-@examples(60)
 @given(st.lists(st.integers(0, 400), max_size=12), st.booleans())
 def test_the_division_into_chunks_makes_no_difference(cuts: list[int], stream: bool) -> None:
     event = json.dumps({"id": TRICKY, FIELD: PARAMS, "n": 1})
