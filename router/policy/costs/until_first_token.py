@@ -240,8 +240,9 @@ class KvWaitTerm(CostTerm):
 
 
 def _context_waiting(at: Placement) -> float:
-    """Prompt tokens of our requests at a decode pod that have no KV there yet. Prefixes that they share count once for
-    each: so only while the engine says that requests wait."""
+    """What our requests at a decode pod need beyond its KV in use. Prefixes that they share count once for each: so only
+    while the engine says that requests wait."""
     if at.pod.role is not Role.DECODE or not at.load.waiting:
         return 0.0
-    return max(at.inflight.decode_tokens - at.load.kv_usage * (at.pod.capacity_tokens or 0), 0.0)
+    needed_tokens = at.inflight.decode_tokens + at.load.waiting * at.request.output_tokens
+    return max(needed_tokens - at.load.kv_usage * (at.pod.capacity_tokens or 0), 0.0)
