@@ -240,8 +240,8 @@ class KvWaitTerm(CostTerm):
 
 
 def _context_waiting(at: Placement) -> float:
-    """What our requests at a decode pod need beyond its KV in use. Prefixes that they share count once for each: so only
-    while the engine says that requests wait."""
+    """What our requests at a decode pod need beyond its KV in use. Prefixes that they share count once for each: so
+    only while the engine says that requests wait."""
     if at.pod.role is not Role.DECODE or not at.load.waiting:
         return 0.0
     needed_tokens = at.inflight.decode_tokens + at.load.waiting * at.request.output_tokens
