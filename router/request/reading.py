@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from router.admission.names import NameChoice, NamesInUse, chosen_target, conversation_key
 from router.admission.tenant import Tenant
@@ -74,10 +75,14 @@ class RequestReader:
         session = self._session(named) or getattr(parsed, "session_id", None) or ""
         session = f"{tenant.name}/{session}" if session and tenant.name else session
         owner = tenant.name or _name(named, self._tenant_header)
-        model, name = (parsed and parsed.model) or given_model or self._only_model(tenant), ""
+        model, name, why = (parsed and parsed.model) or given_model or self._only_model(tenant), "", ""
+        fallbacks: tuple[str, ...] = ()
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            name, model = self._chosen(model, stored_model, named, tenant, owner, key)
+            name, model, fallbacks = self._chosen(model, stored_model, named, tenant, owner, key)
+            while fallbacks and self._fleet.resolve(model) is None:
+                (model, *left), why = fallbacks, NoReadyPod.code
+                fallbacks = tuple(left)
         base, adapter = self._resolve(model, tenant, name)
         if parsed and (name or not parsed.model):
             parsed.model = adapter or base
@@ -108,6 +113,8 @@ class RequestReader:
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
             name=name,
+            fallbacks=fallbacks,
+            fallback=why,
             choices=_choices(parsed) * prompts,
             prompts=prompts,
             prompt=PARSERS[endpoint].prompt_fields(parsed) if parsed else {},
@@ -122,23 +129,24 @@ class RequestReader:
 
     def _chosen(
         self, asked: str, stored_model: str, named: Mapping[bytes, bytes], tenant: Tenant, owner: str, key: int
-    ) -> tuple[str, str]:
-        """The name that a client asks for, "" for that of a model, and its model in the conversation with this key.
-        Raises `UnknownModel` if the tenant may not use the name, or any of its models."""
+    ) -> tuple[str, str, tuple[str, ...]]:
+        """The name that a client asks for, "" for that of a model, its model in the conversation with this key, and
+        the fallbacks. Raises `UnknownModel` if the tenant may not use the name, or any of its models."""
         assert self._names is not None
-        entry = self._names.current.find(
-            asked, is_model=asked in self._configured or self._fleet.resolve(asked) is not None
-        )
-        name, model = "", stored_model or asked
+        is_model = asked in self._configured or self._fleet.resolve(asked) is not None
+        entry = self._names.current.find(asked, is_model=is_model)
+        name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
         if entry is not None:
             targets = entry.weights_for(owner, named)
             usable = {target: weight for target, weight in targets.items() if self._may_use(tenant, target)}
             name, model = entry.name, stored_model or chosen_target(usable, key)
             if not model or not tenant.may_use(asked, ""):
                 raise self._unknown(asked, tenant)
+            if not stored_model:
+                fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
         if not stored_model:
             self._names.recent.append(NameChoice(asked, name, model, owner, key))
-        return name, model
+        return name, model, fallbacks
 
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
@@ -224,6 +232,17 @@ def appended(body: bytes, field: bytes) -> bytes:
     the last, or refuses it. The body is copied and not decoded."""
     end = memoryview(body)[: body.rindex(b"}")]
     return b"".join((end, b",", field, b"}"))
+
+
+def for_model(
+    request: InferenceRequest, model: tuple[str, str], fallbacks: tuple[str, ...], why: str, *, salts: bool
+) -> InferenceRequest:
+    """The request for a name by another of its models: base model and adapter. `salts`: its pods take a salt."""
+    base, adapter = model
+    body = with_field(request.body, "model", adapter or base)
+    if request.salt and salts:
+        body = with_field(body, _SALT, request.salt)
+    return replace(request, model=base, adapter=adapter, body=body, fallbacks=fallbacks, fallback=why)
 
 
 def with_field(body: bytes, name: str, value: Any) -> bytes:

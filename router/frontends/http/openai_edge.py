@@ -227,7 +227,8 @@ class OpenAiEdge(HttpEdge):
                 request = self._reader.read(endpoint, head.named, body, head.id, tenant, fields.model)
                 if request.name:
                     change = body, fields, request.adapter or request.model
-                    request = replace(request, body=await self._turns.run(tenant, body, with_model, *change))
+                    form = await self._turns.run(tenant, body, with_model, *change)
+                    request = replace(request, body=form, fallbacks=())
                 return await self._with_usage(client, request, fields)
         elif not self._large_bodies.needs_check(body):
             return None
