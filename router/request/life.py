@@ -138,14 +138,9 @@ class Core:
 
     async def _falls_back(self, context: RequestContext, error: RouterError, do: Effects) -> bool:
         """Whether another model of the request's name is to serve it: the first that has a ready pod."""
-        if (
-            not context.request.fallbacks
-            or context.stored_pod
-            or context.is_picked
-            or not _may_fall_back(context, error)
-        ):
-            return False
         request, fleet = context.request, self.state.fleet
+        if not request.fallbacks or not _may_fall_back(context, error):
+            return False
         for number, name in enumerate(request.fallbacks, 1):
             model, found = fleet.resolve(name), ready_pods(fleet.snapshot, name)
             if model is not None and context.tenant.may_use(*model) and (found.direct or found.prefill):
@@ -241,9 +236,12 @@ class Core:
 
 def _may_fall_back(context: RequestContext, error: RouterError) -> bool:
     """Whether pods of another model may serve a request that ended so, which other pods may have received."""
+    if context.stored_pod or context.is_picked:
+        return False
     if isinstance(error, UpstreamTimeout) or not isinstance(error, UpstreamError):
         return isinstance(error, CANNOT_SERVE)
-    return isinstance(error, ConnectFailed) or (context.repeatable and len(context.suspects) < MAX_FAILED_ATTEMPTS)
+    received = sum(failure.error != ConnectFailed.code for failure in context.failures)
+    return not received or (context.repeatable and received < MAX_FAILED_ATTEMPTS)
 
 
 def _may_have_uuids(context: RequestContext) -> bool:
