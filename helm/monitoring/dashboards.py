@@ -164,6 +164,7 @@ OVERVIEW = Dashboard(
         (
             "Pools",
             (
+                _gauge("Requests that wait for a first pod", "short", "sum", of_requests.WAITING_FOR_PODS, "model"),
                 _gauge("Desired replicas", "none", "sum", of_pools.POOL_DESIRED_REPLICAS, "pool model role resource"),
                 _gauge("Ready replicas", "none", "max", of_pools.POOL_READY_REPLICAS, "pool model role"),
                 _gauge("Saturation", "percentunit", "sum", of_pools.POOL_SATURATION, "pool model role"),

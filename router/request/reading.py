@@ -72,7 +72,8 @@ class RequestReader:
             parsed = None if given_model else read_other(body)
         else:
             parsed = PARSERS[endpoint].parse(body, max_messages=self._max_messages)
-        session = self._session(named) or getattr(parsed, "session_id", None) or ""
+        session = self._session(named) or getattr(parsed, "session_id", None)
+        session = session or getattr(parsed, "prompt_cache_key", None) or ""
         session = f"{tenant.name}/{session}" if session and tenant.name else session
         owner = tenant.name or _name(named, self._tenant_header)
         model, name, why = (parsed and parsed.model) or given_model or self._only_model(tenant), "", ""
