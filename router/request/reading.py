@@ -74,8 +74,8 @@ class RequestReader:
         stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
-        """`given_model`: of a request whose body may name none; `stored_model`: of the stored response that it continues.
-        `sees_response`: a stream may be asked for more than its client is to see. Raises `ClientError`, `NoReadyPod`."""
+        """`given_model`: of a request whose body may name none; `stored_model`: of the stored response that it goes on
+        with. `sees_response`: its stream may be asked for more than its client is to see. Raises `RouterError`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
