@@ -28,7 +28,7 @@ from router.config.mistakes import Location, wrong_at
 from router.engines.forwarded_headers import is_header_name
 from router.types import MAX_NAME_CHARACTERS
 
-MAX_NAMES = 10_000
+MAX_NAMES = 1000
 """Each is a label of a metric."""
 MAX_TARGETS = 16
 

@@ -36,7 +36,6 @@ from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource, SnapshotStream
 from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
-from router.frontends.held_requests import HeldRequests
 from router.frontends.http.app import public_app
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
     from router.feeds.signing_keys import SigningKeyFeed
+    from router.frontends.held_requests import HeldRequests
     from router.frontends.prompts import LoadTokenizer
     from router.frontends.response_locator import ResponseLocator
     from router.observe.ended import EndingSink
@@ -512,6 +512,7 @@ def held_requests(pods: FleetParts) -> HeldRequests | None:
     limits, waiting = pods.config.limits, pods.metrics[of_requests.WAITING_FOR_PODS]
     if limits.hold_s is None:
         return None
+    from router.frontends.held_requests import HeldRequests
 
     def report(model: str, count: int) -> None:
         waiting.labels(model).set(count)

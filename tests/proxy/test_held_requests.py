@@ -1,4 +1,4 @@
-"""Requests that wait for the first pod of their model: how long, in which order, and what the others are told."""
+"""Requests that wait for the first pod of their model: how long, in which order, and what the others get."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def rig_of(**settings: Any) -> MemoryRouter:
 
 
 def is_served_by_fallback(rig: MemoryRouter, served: MemoryExchange, reason: str) -> bool:
-    """Whether `c` has the request, with its model, and the client, receipts and metrics are told."""
+    """Whether `c` has the request, with its model, and the client, receipts and metrics know it."""
     assert served.asked[-1] == "c" and served.context is not None and served.tracker is not None
     assert msgspec.json.decode(served.context.request.body)["model"] == "n"
     served.head()

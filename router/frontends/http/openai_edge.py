@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
 from random import getrandbits
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -28,7 +29,6 @@ from router.endpoints import conventions_of, endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import DECODE_ERRORS, MethodNotAllowed, NoReadyPod, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
-from router.frontends.held_requests import HeldRequests
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.exchange import Exchange
 from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_model, with_usage_asked
@@ -47,6 +47,9 @@ from router.request.inbound import EVENT_STREAM, Head, HeaderList, Trace
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest, UsageShown
+
+if TYPE_CHECKING:
+    from router.frontends.held_requests import HeldRequests
 
 _JSON = b"application/json"
 _EVENTS: HeaderList = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")]
