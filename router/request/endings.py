@@ -224,6 +224,7 @@ def ended_of(
         context.recorded,
         used,
         request.name,
+        request.fallback,
     )
 
 
