@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tests.kit.virtual_time import anyio_backend
 
-import pytest
-
-from tests.kit.virtual_time import VirtualTimeLoop
-
-
-@pytest.fixture
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    """In virtual time where a test is marked so."""
-    return "asyncio", {"loop_factory": VirtualTimeLoop} if request.node.get_closest_marker("virtual") else {}
+__all__ = ["anyio_backend"]
