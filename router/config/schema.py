@@ -184,9 +184,15 @@ class Edge(Strict):
     are never forwarded unless they are named here; a request changes one pod only."""
     cors_origins: tuple[Annotated[str, AfterValidator(_cors_origin)], ...] = ()
     """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
-    session_headers: tuple[_HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
-    """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
-    defaults are those of OpenCode, Codex and Claude Code."""
+    session_headers: tuple[_HeaderName, ...] = (
+        *("x-session-id", "session-id", "x-claude-code-session-id", "x-opencode-session", "x-dynamo-session-id"),
+    )
+    """Headers with the id of a client's session; the first that is present counts, before `session_id` and
+    `prompt_cache_key` of the body. The defaults are those of OpenCode, Codex, Claude Code and clients of Dynamo."""
+    keep_alive_s: PositiveFloat | None = None
+    """A stream that waits longer for its first token gets its head and a comment, then one each time: gateways that cut
+    silent connections keep it. Anthropic's API has the event `ping` for that. The status is 200 by then, so an error is
+    an event, and SDKs do not try again. Null: never."""
     tenant_header: _HeaderName = "x-tenant-id"
     """Header with the name of the tenant, where no `tenants` are configured: any client may send any. With them,
     the key decides."""
@@ -383,6 +389,11 @@ class Limits(Strict):
     """Total size of buffered request bodies, and of responses of more than 64 KiB that are held until they are whole
     and read, shared as `max_in_flight` is. When it is used up, responses pass as they come, and bodies that have been
     incomplete for 5 s are dropped for others, those of the client with the most bytes first."""
+    hold_s: PositiveFloat | None = None
+    """Longest time that requests wait for the first pod of a model that is under `models`, or a target of `names`: for
+    a fleet that scales from zero. Longer than a pod takes to start. Null: they get 503 at once."""
+    max_waiting_for_pods: PositiveInt = 1000
+    """Requests of one model that wait so; further ones get 503."""
     request_timeout_s: PositiveFloat = 60.0
     """From the first byte of a request to its last; it begins again with each MiB of the body."""
     write_timeout_s: PositiveFloat = 60.0
@@ -430,6 +441,9 @@ class RouterConfig(Strict):
     tenants: FilePath | None = None
     """A file of tenants with digests of their API keys, read again when it changes; `warmroute tenants key` makes keys.
     Without it, every client is served, and no key is checked."""
+    names: FilePath | None = None
+    """A file of names that clients may ask for, and the models that they become: aliases, canaries. Read again when it
+    changes."""
     models: tuple[ModelConfig, ...] = ()
     unlisted_models: Literal["load_only", "engine"] = "load_only"
     """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the

@@ -120,6 +120,10 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     decision: RecordedDecision | None = None
     used: UsedTokens | None = None
     """Where usage is recorded."""
+    name: str = ""
+    """The name that its client asked for, if the model has another."""
+    fallback: str = ""
+    """Why a fallback of the name served it."""
 
 
 EndingSink: TypeAlias = Callable[[Ended, PromptPrefix | None], None]

@@ -81,6 +81,10 @@ class AttemptRules:
             (b"x-warmroute-policy", context.decision.policy.encode()),
             (b"x-warmroute-cached-tokens", b"%d" % context.candidate.cached_tokens),
         ]
+        if context.request.name:
+            headers.append((b"x-warmroute-model", (context.request.adapter or context.request.model).encode()))
+        if context.request.fallback:
+            headers.append((b"x-warmroute-fallback", context.request.fallback.encode()))
         if isinstance(plan, Split):
             headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
         if reason := context.unmatched:

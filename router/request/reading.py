@@ -7,10 +7,12 @@ tenant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from router.admission.names import NameChoice, NamesInUse, chosen_target, conversation_key
 from router.admission.tenant import Tenant
 from router.apis.openai import ASKED_USAGE
 from router.config.schema import Edge
@@ -31,12 +33,32 @@ from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, UsageS
 MAX_LISTED_CHARACTERS = 500
 
 
+class _Target(NamedTuple):
+    """What becomes of a request: see `InferenceRequest`."""
+
+    model: str
+    name: str = ""
+    fallbacks: tuple[str, ...] = ()
+    fallback: str = ""
+
+
+_NO_NAME = _Target("")
+
+
 class RequestReader:
     """Reads requests of all APIs. `configured`: names of models that will be served, perhaps by pods that have not
-    started yet."""
+    started yet. `names`: of the file of names, if there is one."""
 
-    def __init__(self, fleet: Fleet, edge: Edge, max_messages: int, configured: frozenset[str]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        edge: Edge,
+        max_messages: int,
+        configured: frozenset[str],
+        names: NamesInUse | None = None,
+    ) -> None:
         self._fleet = fleet
+        self._names = names
         self._trusts_engine_fields = edge.trust_engine_fields
         self._max_messages = max_messages
         self._configured = configured
@@ -52,16 +74,23 @@ class RequestReader:
         tenant: Tenant,
         given_model: str = "",
         *,
+        stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
-        """`given_model`: that of a request whose body may name none. `sees_response`: whether its response passes here,
-        so that a stream may be asked for more than its client is to see. Raises `ClientError` or `NoReadyPod`."""
+        """`given_model`: of a request whose body may name none; `stored_model`: of the stored response that it goes on
+        with. `sees_response`: its stream may be asked for more than its client is to see. Raises `RouterError`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
             parsed = PARSERS[endpoint].parse(body, max_messages=self._max_messages)
-        base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
-        if parsed and not parsed.model:
+        session = self._session(named, parsed, tenant)
+        owner = tenant.name or _name(named, self._tenant_header)
+        model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
+        if self._names is not None:
+            key = conversation_key(session, owner, parsed, body)
+            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
+        base, adapter = self._resolve(target.model or model, tenant, target.name)
+        if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
         if not self._trusts_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
@@ -76,7 +105,6 @@ class RequestReader:
         usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
         if parsed and streams and endpoint in WITH_USAGE and sees_response:
             usage, body = _asked_usage(parsed.stream_options, body)
-        session = self._session(named) or getattr(parsed, "session_id", None) or ""
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
         return InferenceRequest(
             id=request_id,
@@ -86,35 +114,75 @@ class RequestReader:
             body=body,
             stream=streams,
             usage=usage,
-            tenant=tenant.name or _name(named, self._tenant_header),
-            session=f"{tenant.name}/{session}" if session and tenant.name else session,
+            tenant=owner,
+            session=session,
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
+            name=target.name,
+            fallbacks=target.fallbacks,
+            fallback=target.fallback,
             choices=_choices(parsed) * prompts,
             prompts=prompts,
             prompt=PARSERS[endpoint].prompt_fields(parsed) if parsed else {},
         )
 
-    def _session(self, named: Mapping[bytes, bytes]) -> str:
-        """The session id of the first header that has one; empty without one."""
+    def _session(self, named: Mapping[bytes, bytes], parsed: Any, tenant: Tenant) -> str:
+        """The session id of the first header that has one, else of the body, among those of the tenant; empty without
+        one. That of OpenAI's clients is the key by which they share caches."""
+        found = getattr(parsed, "session_id", None) or getattr(parsed, "prompt_cache_key", None) or ""
         for header in self._session_headers:
             if named.get(header):
-                return _name(named, header)
-        return ""
+                found = _name(named, header)
+                break
+        return f"{tenant.name}/{found}" if found and tenant.name else found
 
-    def _resolve(self, model: str, tenant: Tenant) -> tuple[str, str]:
-        """Base model and adapter. One that the tenant may not use does not exist for it."""
+    def _chosen(
+        self, asked: str, stored_model: str, named: Mapping[bytes, bytes], tenant: Tenant, owner: str, key: int
+    ) -> _Target:
+        """What a client asks for, in the conversation with this key. Raises `UnknownModel` if the tenant may not use
+        the name, or any of its models."""
+        assert self._names is not None
+        is_model = asked in self._configured or self._fleet.resolve(asked) is not None
+        entry = self._names.current.find(asked, is_model=is_model)
+        name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
+        if entry is not None:
+            targets = entry.weights_for(owner, named)
+            usable = {target: weight for target, weight in targets.items() if self._may_use(tenant, target)}
+            name, model = entry.name, stored_model or chosen_target(usable, key)
+            if not model or not tenant.may_use(asked, ""):
+                raise self._unknown(asked, tenant)
+            if not stored_model:
+                fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
+        if not stored_model:
+            self._names.recent.append(NameChoice(asked, name, model, owner, key))
+        return _Target(model, name, fallbacks)
+
+    def _served(self, target: _Target) -> _Target:
+        """The same, or its first fallback that a pod serves, if none serves the target."""
+        while target.fallbacks and self._fleet.resolve(target.model) is None:
+            target = _Target(target.fallbacks[0], target.name, target.fallbacks[1:], NoReadyPod.code)
+        return target
+
+    def _may_use(self, tenant: Tenant, model: str) -> bool:
+        return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
+
+    def _resolve(self, model: str, tenant: Tenant, name: str) -> tuple[str, str]:
+        """Base model and adapter. One that the tenant may not use does not exist for it. `name`: what it was asked
+        by, if that is another name."""
         found = self._fleet.resolve(model)
-        if found is None and model in self._configured and tenant.may_use(model, ""):
+        if found is None and (name or model in self._configured) and tenant.may_use(model, ""):
             raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):
-            usable = sorted(self._usable(tenant))
-            known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
-            add = "To add one, start a pod that serves it under this name."
-            raise UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
+            raise self._unknown(model, tenant)
         return found
+
+    def _unknown(self, model: str, tenant: Tenant) -> UnknownModel:
+        usable = sorted(self._usable(tenant))
+        known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
+        add = "To add one, start a pod that serves it under this name."
+        return UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
 
     def _usable(self, tenant: Tenant) -> list[str]:
         """The models, without adapters, that the tenant may use."""
@@ -179,6 +247,17 @@ def appended(body: bytes, field: bytes) -> bytes:
     the last, or refuses it. The body is copied and not decoded."""
     end = memoryview(body)[: body.rindex(b"}")]
     return b"".join((end, b",", field, b"}"))
+
+
+def for_model(
+    request: InferenceRequest, model: tuple[str, str], fallbacks: tuple[str, ...], why: str, *, salts: bool
+) -> InferenceRequest:
+    """The request for a name by another of its models: base model and adapter. `salts`: its pods take a salt."""
+    base, adapter = model
+    body = with_field(request.body, "model", adapter or base)
+    if request.salt and salts:
+        body = with_field(body, _SALT, request.salt)
+    return replace(request, model=base, adapter=adapter, body=body, fallbacks=fallbacks, fallback=why)
 
 
 def with_field(body: bytes, name: str, value: Any) -> bytes:

@@ -17,14 +17,16 @@ from fastapi import FastAPI
 from router.admission.fair_bound import body_memory
 from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
+from router.admission.names import NamesInUse
 from router.admission.quotas import Quotas
 from router.config.credentials import ListenCertificate, admin_tokens
 from router.config.models import PodPriors, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.tokenizer_files import load_tokenizer
-from router.config.watched_file import StartupFiles
+from router.config.watched_file import StartupFiles, WatchedFile
 from router.errors import ConfigError
+from router.feeds.names_feed import watched_names
 from router.feeds.policy_feed import PolicyFeed, RingFeed, review_change
 from router.feeds.process_memory import gc_loop, release_loop
 from router.feeds.supervise import Feeds, running, wait_until
@@ -42,7 +44,7 @@ from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.observe.changes import Changes
-from router.observe.declared import of_process
+from router.observe.declared import of_process, of_requests
 from router.observe.log import LEVELS, RequestLog
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
@@ -66,10 +68,11 @@ if TYPE_CHECKING:
     from router.admission.tenant import Tenants
     from router.config.models import ModelPrior
     from router.config.schema import Edge, PickerListen, RouterConfig, TracingConfig
-    from router.config.watched_file import StaleFile, WatchedFile
+    from router.config.watched_file import StaleFile
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
     from router.feeds.signing_keys import SigningKeyFeed
+    from router.frontends.held_requests import HeldRequests
     from router.frontends.prompts import LoadTokenizer
     from router.frontends.response_locator import ResponseLocator
     from router.observe.ended import EndingSink
@@ -126,7 +129,7 @@ def build_router(
     fleet = Fleet(build_links(config.links, load_link_classes()))
     prompts = build_prompts(config, fleet, pools, metrics, load)
     pods = build_fleet(config, rows, metrics, fleet, prompts, pools, records.changes)
-    access = build_access(pods)
+    access = build_access(pods, records.changes)
     core = build_core(
         config,
         pods.state,
@@ -311,7 +314,7 @@ def build_tracing(config: TracingConfig) -> Tracing | None:
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may come in, and how much of each. `tenants`: None where every client is served; `shared`: what the routers
-    of a cluster share of quotas."""
+    of a cluster share of quotas; `files`: those that are read again, by the key that names them."""
 
     gate: AdmissionGate
     tenants: WatchedFile[Tenants] | None
@@ -319,18 +322,25 @@ class Access:
     quotas: Quotas
     shared: SharedQuotas | None
     charges: QuotaCharges | None
+    names: NamesInUse | None
+    files: Mapping[str, WatchedFile[Any]]
 
 
-def build_access(pods: FleetParts) -> Access:
+def build_access(pods: FleetParts, changes: Changes) -> Access:
     """Raises `ConfigError`."""
-    config, metrics, jwts = pods.config, pods.metrics, JwtVerifier()
+    config, metrics, jwts, names = pods.config, pods.metrics, JwtVerifier(), None
+    files: dict[str, WatchedFile[Any]] = {}
+    if config.names:
+        files["names"] = watched_names(Path(config.names), names := NamesInUse(), changes)
     shared = pods.cluster.quotas if pods.cluster and config.tenants else None
     quotas = Quotas(shared.sharing if shared else None)
     if config.tenants is None:
-        return Access(AdmissionGate(None, config.edge.control_paths, jwts), None, None, quotas, None, None)
+        gate = AdmissionGate(None, config.edge.control_paths, jwts)
+        return Access(gate, None, None, quotas, None, None, names, files)
     from router.feeds.signing_keys import SigningKeyFeed
 
     tenants, failing = watched_tenants(Path(config.tenants)), metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
+    files["tenants"] = tenants
 
     def grants() -> Tenants:
         return tenants.value
@@ -342,6 +352,8 @@ def build_access(pods: FleetParts) -> Access:
         quotas=quotas,
         shared=shared,
         charges=QuotaCharges(quotas, SYSTEM_CLOCK, shared is not None, metrics.by_class.observe_quota_refusal),
+        names=names,
+        files=files,
     )
 
 
@@ -446,10 +458,10 @@ def build_edge(
 ) -> Edges:
     """`objectives`: what gives requests their priority. `lifespan`: what runs while clients are served. Raises
     `ConfigError`."""
-    config, fleet = pods.config, pods.fleet
+    config, fleet, holds = pods.config, pods.fleet, pods.config.limits.hold_s is not None
 
     def readiness() -> tuple[bool, dict[str, Any]]:
-        return describe_readiness(fleet, policies, access.tenants, is_stopping=edge.is_stopping)
+        return describe_readiness(fleet, policies, access.files, is_stopping=edge.is_stopping, holds=holds)
 
     def stale_files() -> list[StaleFile]:
         stale = certificate.stale if certificate else None
@@ -459,16 +471,19 @@ def build_edge(
     certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
     models = frozenset(model.name for model in config.models if not model.is_pattern)
     edge = OpenAiEdge(
-        public_app(fleet, lambda: readiness()[0], lifespan, partial(core.endings.refused, Endpoint.OTHER)),
+        public_app(
+            fleet, lambda: readiness()[0], lifespan, partial(core.endings.refused, Endpoint.OTHER), access.names
+        ),
         access.gate,
         forwarder,
         core.endings,
-        RequestReader(fleet, config.edge, config.limits.max_messages, models),
+        RequestReader(fleet, config.edge, config.limits.max_messages, models, access.names),
         pods.responses,
         config.edge,
         config.limits,
         tracing,
         core.rules.memory,
+        held_requests(pods),
     )
     gauges = MetricsPage(
         pods.metrics,
@@ -490,6 +505,19 @@ def build_edge(
     explain = _explain_routes(pods, core, forwarder, records, edge, access.gate)
     admin = _admin_edge(pods, policies, records, page, snapshots, explain, readiness)
     return Edges(edge, admin, page, snapshots, certificate, tracing, readiness)
+
+
+def held_requests(pods: FleetParts) -> HeldRequests | None:
+    """What waits for the first pod of a model; None where nothing does."""
+    limits, waiting = pods.config.limits, pods.metrics[of_requests.WAITING_FOR_PODS]
+    if limits.hold_s is None:
+        return None
+    from router.frontends.held_requests import HeldRequests
+
+    def report(model: str, count: int) -> None:
+        waiting.labels(model).set(count)
+
+    return HeldRequests(pods.fleet, limits.hold_s, limits.max_waiting_for_pods, report)
 
 
 def _explain_routes(
@@ -565,8 +593,7 @@ def build_feeds(
         feeds[access.shared.name] = access.shared.run
     if edges.certificate:
         feeds["certificate"] = edges.certificate.follow
-    if access.tenants:
-        feeds["tenants"] = partial(access.tenants.follow, TENANTS_INTERVAL_S)
+    feeds |= {key: partial(file.follow, TENANTS_INTERVAL_S) for key, file in access.files.items()}
     if access.signing_keys:
         feeds["signing keys"] = access.signing_keys.run
     return feeds

