@@ -13,12 +13,12 @@ DOCS := $(HOME)/.cache/warmroute/docs/env
 OLD_ENVOY := $(HOME)/.cache/warmroute/envoy/1.37
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile the sources again
 
-SAMPLE ?= 200
+SAMPLE ?= 300
 PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install try demo test docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install try demo test test-lab docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -29,6 +29,9 @@ demo: $(VENV)/.demo         ## a small fleet of mock engines, three policies, on
 
 test: $(VENV)/.ready redis promtool  ## everything that needs no engine, and the slowest tests
 	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --durations 15 --durations-min 1
+
+test-lab: $(VENV)/.ready    ## the laboratory: simulator, mock engine, load tests and their commands: two minutes
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal -o norecursedirs=".*" tests/lab
 
 quick: $(VENV)/.ready       ## the core without its slowest tests: no sockets, under 20 s
 	$(BIN)/pytest -q -n $(JOBS) -m "not net" --hypothesis-profile quick $(CORE) $(addprefix --ignore=,$(SLOW_CORE))

@@ -115,6 +115,8 @@ class Pod:
     """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
     continues: frozenset[Endpoint] = frozenset()
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
+    lacks: frozenset[str] = frozenset()
+    """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
     refuses_usage: bool = False
     """Whether it has refused the usage of a stream, which the router asks for."""
     uid: str = ""

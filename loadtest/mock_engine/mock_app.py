@@ -46,6 +46,17 @@ RELEASE = "0.32.0"
 """vLLM release whose HTTP interface this is."""
 RUST_RELEASE = "0.33.0"
 """The first one with a front end in Rust."""
+_NOT_IN_RUST = frozenset(
+    {
+        Endpoint.MESSAGES.value,
+        Endpoint.COUNT_TOKENS.value,
+        "/v1/chat/completions/batch",
+        "/v1/decisions",
+        "/v1/systemone",
+    }
+)
+"""Paths that its front end in Rust answers with 501. Others that it has not got have a 404 without a body."""
+_USE_PYTHON = "Set VLLM_USE_RUST_FRONTEND=0 to use the Python frontend."
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
 
 
@@ -142,6 +153,8 @@ class EngineApp:
             if self._bearer and exchange.header(b"authorization") != self._bearer:
                 raise EngineError("Unauthorized", status=HTTPStatus.UNAUTHORIZED)
             handler = self._routes.get((exchange.method, exchange.path))
+            if self._config.front_end == "rust" and await self._is_left_out(exchange, handler is not None):
+                return
             if handler is None:
                 known = any(path == exchange.path for _, path in self._routes)
                 status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
@@ -155,6 +168,18 @@ class EngineApp:
             await exchange.respond(error.status, body)
         except asyncio.CancelledError:
             pass  # the client has disconnected
+
+    async def _is_left_out(self, exchange: HttpExchange, is_route: bool) -> bool:
+        """Answer as the front end in Rust for a path that it has not got."""
+        if exchange.path in _NOT_IN_RUST:
+            message = f"{exchange.method} {exchange.path} is not supported by the Rust frontend yet. {_USE_PYTHON}"
+            error = EngineError(message, status=HTTPStatus.NOT_IMPLEMENTED)
+            await exchange.respond(error.status, responses.error_body(error))
+            return True
+        if is_route and exchange.path != Endpoint.RESPONSES:
+            return False
+        await exchange.respond(HTTPStatus.NOT_FOUND)
+        return True
 
     # --- generation ---
 

@@ -117,14 +117,15 @@ def unary_body(
     choice: dict[str, Any] = {"index": 0}
     choice |= {"message": _chat_message(request)} if chat else {"text": "".join(output.texts)}
     choice |= {"logprobs": None, "finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
-    body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice)
+    others = [{**choice, "index": index} for index in range(1, request.answers)]
+    body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice, *others)
     if request.return_token_ids:
         choice["token_ids"] = output.tokens
         (body if chat else choice)["prompt_token_ids"] = request.prompt.tolist()
     choice |= handoff.choice
     body |= handoff.top
     body["system_fingerprint"] = request.engine
-    return encode(body | {"usage": usage(request, len(output.tokens), cached_tokens)})
+    return encode(body | {"usage": usage(request, len(output.tokens) * request.answers, cached_tokens)})
 
 
 class Frames(Protocol):
@@ -299,7 +300,8 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters
         "enable_prefix_caching": True,
         "engine": "0",
     }
-    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_labels(cache)}}} 1.0")
+    if config.front_end != "rust":
+        lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_labels(cache)}}} 1.0")
     return ("\n".join(lines) + "\n").encode()
 
 

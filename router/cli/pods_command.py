@@ -126,5 +126,7 @@ def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
             yield f"{one['id']}: {one['state']}: {reason}"
         if front_end := one.get("front_end"):
             yield f"{one['id']}: front end: {front_end}"
+        if lacks := one.get("lacks"):
+            yield f"{one['id']}: does not serve: {', '.join(lacks)}"
         if one["matching_reason"]:
             yield f"{one['id']}: matching {one['matching']}: {one['matching_reason']}"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 
 from router.addresses import join_address, read_address, url_host
+from router.engines.lacks import COMMON_LACKS, Lack
 from router.engines.prometheus import LoadGauges, read_load
 from router.guards import Bound, in_range
 from router.prompt.apis.conversion import Conversion
@@ -147,6 +148,8 @@ class EngineAdapter:
     gauges: LoadGauges
     faults_path: str = ""
     """Where its ranks report faults that the health path does not show."""
+    lack_answers: tuple[Lack, ...] = COMMON_LACKS
+    """The answers by which a pod says that it lacks what a request needs."""
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
     """Paths that `describe` reads; only the first is required."""
     kv_events_flag: str = ""
@@ -204,6 +207,10 @@ class EngineAdapter:
     def continues(self, pod: Pod) -> bool:
         """Whether the pod's release gives the token ids of a stream, and takes them back as a prompt."""
         return False
+
+    def may_lack(self, pod: Pod) -> Sequence[str]:
+        """What a new pod is asked for, because others like it lack it."""
+        return ()
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from router.engines.adapter import (
     rank_count,
 )
 from router.engines.handoff.vllm_connectors import takes_prompt_tokens
+from router.engines.lacks import COMMON_LACKS, LISTED_PROMPTS, SEVERAL_ANSWERS, Lack
 from router.engines.prometheus import LoadGauges, Sample, samples
 from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
@@ -35,6 +37,11 @@ _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
 _VERSION_PATH = "/version"
 _RUST_OWNER = "vllm-frontend-rs"
+RUST_LACKS = (
+    *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value, "/v1/chat/completions/batch"),
+    *(SEVERAL_ANSWERS, LISTED_PROMPTS),
+)
+"""What the front end in Rust lacks in 0.33.0. Later ones will have some of it, so each pod is asked."""
 
 
 class _Source(msgspec.Struct):
@@ -67,6 +74,11 @@ class Vllm(EngineAdapter):
         waiting=("vllm:num_requests_waiting",),
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         rank_label="engine",
+    )
+    lack_answers = (
+        *COMMON_LACKS,
+        Lack(HTTPStatus.BAD_REQUEST, re.compile(rb'\{"error": ?\{"message": ?"Only n=1 is'), SEVERAL_ANSWERS),
+        Lack(HTTPStatus.BAD_REQUEST, re.compile(rb".*untagged enum Prompt\b", re.DOTALL), LISTED_PROMPTS),
     )
     faults_path = "/fault_tolerance/status"
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
@@ -120,6 +132,9 @@ class Vllm(EngineAdapter):
         if not own or any(one.status == "healthy" for one in own):
             return ""
         return f"the engine reports that rank {own[0].id} is {own[0].status}: {own[0].fault_info}".rstrip(": ")
+
+    def may_lack(self, pod: Pod) -> Sequence[str]:
+        return RUST_LACKS if pod.front_end == "rust" else ()
 
     def continues(self, pod: Pod) -> bool:
         return takes_prompt_tokens(pod)

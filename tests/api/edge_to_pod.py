@@ -110,6 +110,7 @@ class UnreadBodies(RequestReader):
         tenant: Tenant,
         given_model: str = "",
         *,
+        stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
         return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)

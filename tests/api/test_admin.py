@@ -84,7 +84,7 @@ class Router:
             partial(describe_pods, page, streams),
             self._share_drains,
             self.changes.latest,
-            lambda: describe_readiness(self.fleet, self.policies, is_stopping=self.is_stopping),
+            lambda: describe_readiness(self.fleet, self.policies, {}, is_stopping=self.is_stopping),
             page.render,
             SnapshotStream(self._no_snapshot),
             LoraAdapters(self.fleet, UpstreamPools(Limits()).of),

@@ -19,8 +19,8 @@ from router.cli.admin_client import AdminClient
 from router.cli.doctor import CHECKS, Subject
 from router.config.schema import RouterConfig
 from router.observe.tracing import collector_hint
-from tests.cli.conftest import Typed
 from tests.kit.closed_port import closed_port
+from tests.kit.command_line import Typed
 from tests.kit.scenes import fleet_of, make_pod
 from tests.otlp_receiver import collecting
 from tests.stories.conftest import TEMPLATE

@@ -22,9 +22,9 @@ from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.policy.spec import Policy
 from router.types import PodLoad, PodState, PodStatus, Scene
-from tests.cli.conftest import Typed
 from tests.cli.receipt_lines import BY, lines, made, write
 from tests.examples import examples
+from tests.kit.command_line import Typed
 from tests.kit.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 

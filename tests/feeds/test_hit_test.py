@@ -29,8 +29,8 @@ from router.types import (
     PromptPrefix,
 )
 from tests.feeds.conftest import watched
+from tests.kit.layered_pool import layered
 from tests.kit.scenes import LLAMA_8B, fleet_of, make_pod, pod
-from tests.sim.layered_pool import layered
 
 Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 Until = Callable[[Callable[[], object]], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""Does the simulator say what real vLLM pods do? The last rung of its ladder, after `tests/sim/virtual/test_belief.py`.
+"""Does the simulator say what real vLLM pods do? The last rung of its ladder, after `lab/simulator/test_belief.py`.
 
 Two pods of a random model that is large enough to compute for longer than HTTP takes, each on a core of its own and
 with room for a few conversations only; their speed is measured first. Then the same requests go through a real router

@@ -189,6 +189,45 @@ def test_two_pods_at_most_fail_a_request_that_they_received(script: Script, atte
     assert pods.serve(context).asked == ["a", "b"]
 
 
+# --- what a pod lacks ---
+
+LACKING = responding(501, b"not yet")
+
+
+def test_what_a_pod_lacks_is_asked_of_the_next_one() -> None:
+    """Its answer is neither a failure nor a vote against it, and takes nothing from the budget of retries."""
+    pods = ScriptedPods(a=LACKING, b=serving)
+    for owner in range(40):
+        context = pods.context(*pods.plans())
+        context.owner = f"client {owner}"
+        served = pods.serve(context)
+        assert (served.status, served.received, served.asked) == (200, WHOLE, ["a", "b"])
+    assert pods.held_against("ab") == [(0, 0), (0, 0)]
+    assert pods.counted("warmroute_pod_requests_total", pod="a", result="not_served") == 40
+    assert (states(pods), pods.is_idle()) == ([PodState.READY] * 2, True)
+
+
+def test_pods_of_another_kind_are_asked_first() -> None:
+    """One of the same engine, version and front end would say the same; one that is known to lack it is not asked."""
+    pods = ScriptedPods(retries=1, a=LACKING, b=LACKING, c=LACKING, d=serving)
+    pods.fleet.learn("d", front_end="rust")
+    assert pods.chat().asked == ["a", "d"]
+    pods.fleet.learn("d", front_end="")
+    pods.fleet.learn("b", lacks=frozenset({"/v1/chat/completions"}))
+    assert pods.chat().asked == ["a", "c"]
+
+
+def test_the_answer_of_the_last_pod_that_lacks_it_passes_unchanged() -> None:
+    """Nor is that one blamed."""
+    pods = ScriptedPods(a=LACKING, b=LACKING)
+    for owner in range(40):
+        context = pods.context(*pods.plans())
+        context.owner = f"client {owner}"
+        served = pods.serve(context)
+        assert (served.status, served.received, served.asked) == (501, b"not yet", ["a", "b"])
+    assert (pods.held_against("ab"), states(pods)) == ([(0, 0)] * 2, [PodState.READY] * 2)
+
+
 # --- ejections ---
 
 
@@ -272,7 +311,7 @@ BODIES = {
 def test_the_body_of_a_refusal_ejects_no_pod(body: bytes, stream: bool) -> None:
     """Engines repeat parts of the request in it, so a client can choose its text. Only the status counts."""
     pods = ScriptedPods(a=serving, b=serving)
-    for status in (400, 404, 413, 422, 429, 499, 501, 505):
+    for status in (400, 413, 422, 429, 499, 505):
         pods.scripts["a"] = responding(status, body, is_stream=stream)
         for client in range(3):
             served = ask(pods, client, stream=stream)

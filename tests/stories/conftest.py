@@ -107,7 +107,12 @@ class Deployment:
         return bool(statuses) and all(
             status.state is PodState.READY
             and status.pod.trust is PrefixTrust.TRUSTED
-            and (bool(status.pod.converts) or not converts or status.pod.engine != "vllm")
+            and (
+                bool(status.pod.converts)
+                or not converts
+                or status.pod.engine != "vllm"
+                or status.pod.front_end == "rust"
+            )
             and not self._will_test_hits(status.pod.id)
             and (bool(status.pod.continues) or not self._will_test_continuation(status.pod))
             for status in statuses
@@ -247,6 +252,7 @@ def deploy(
         receipts: Path | None = None,
         tracing: TracingConfig | None = None,
         tenants: Path | None = None,
+        names: Path | None = None,
         usage: Path | None = None,
         admission: AdmissionConfig | None = None,
         continuation: ContinuationConfig | None = None,
@@ -266,6 +272,7 @@ def deploy(
                 receipts=Receipts(file=str(receipts) if receipts else None),
                 tracing=tracing or TracingConfig(),
                 tenants=str(tenants) if tenants else None,
+                names=str(names) if names else None,
                 usage=UsageFile(file=str(usage) if usage else None),
                 admission=admission,
                 continuation=continuation or ContinuationConfig(),

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.cli import main
-from tests.cli.conftest import Ended
+from tests.kit.command_line import Ended
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -7,7 +7,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -126,30 +126,3 @@ async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections
         with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
             plain.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
             assert not plain.recv(1024).startswith(b"HTTP")
-
-
-async def test_tls_clients_that_send_nothing_do_not_take_the_connections(tmp_path: Path) -> None:
-    """Those that came first are disconnected, and the router does not wait until they agree."""
-    files = material(tmp_path / "files")
-    listen = f"{{port: PORT, tls: {{cert_file: {files.certificate}, key_file: {files.key}}}}}"
-    async with serving(tmp_path, f"{listen}\nlimits: {{max_connections: 20}}") as (port, _), AsyncExitStack() as silent:
-        url, trusting = f"https://localhost:{port}", ssl.create_default_context(cafile=files.ca)
-        await until_live(url, trusting)
-        clients = []
-        for _ in range(100):
-            clients.append(await asyncio.open_connection("localhost", port, ssl=trusting))
-            silent.callback(clients[-1][1].transport.abort)
-        assert await is_live(url, trusting)
-        async with asyncio.timeout(DEADLINE_S):
-            for reader, _ in clients[: 100 - MIN_NEWCOMERS]:
-                with suppress(ConnectionError):
-                    assert await reader.read() == b""
-        assert not any(reader.at_eof() for reader, _ in clients[-20:])
-
-
-async def test_two_colons_are_all_addresses_of_both_families(tmp_path: Path) -> None:
-    if not socket.has_ipv6:
-        pytest.skip("this machine has no IPv6")
-    async with serving(tmp_path, "{host: '::', port: PORT}") as (port, _):
-        await until_live(f"http://127.0.0.1:{port}")
-        await until_live(f"http://[::1]:{port}")
