@@ -166,8 +166,13 @@ class EngineAdapter:
     conversions: Mapping[Endpoint, type[Conversion]] = {}
     """How it makes a chat of a body, for endpoints of `CONVERTED` that it has, and for chats where it reads them in its
     own way."""
+    front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {}
+    """The same by its other front ends."""
     identify_picture: Identify | None = None
     """How it identifies a picture; None where that is unknown."""
+
+    def conversions_of(self, front_end: str) -> Mapping[Endpoint, type[Conversion]]:
+        return self.front_ends.get(front_end, self.conversions)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""

@@ -29,6 +29,7 @@ from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
+from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.pictures.vllm_identifier import identify
 from router.types import Endpoint, Pod
 
@@ -98,6 +99,7 @@ class Vllm(EngineAdapter):
         Endpoint.COUNT_TOKENS: VllmMessages,
         Endpoint.RESPONSES: VllmResponses,
     }
+    front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: VllmRustChat}}
 
     identify_picture = staticmethod(identify)
 

@@ -211,7 +211,9 @@ class FleetParts:
         self.kv_streams.follow(described.pod if described else pod, generation, source, facts.no_events)
         if not self.config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
-            self.fleet.learn(pod.id, converts=frozenset(ENGINES[pod.engine].conversions), reads_pictures=True)
+            self.fleet.learn(
+                pod.id, converts=frozenset(ENGINES[pod.engine].conversions_of(facts.front_end)), reads_pictures=True
+            )
             if ENGINES[pod.engine].continues(described.pod if described else pod):
                 self.fleet.learn(pod.id, continues=WITH_IDS)
 

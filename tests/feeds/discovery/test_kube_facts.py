@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from router.config.pod_schema import DiscoveredPods, KubernetesPods, KvEvents, PodConfig
 from router.errors import ConfigError
-from router.feeds.discovery.kube_api import KubePod, pod_reader
+from router.feeds.discovery.kube_api import KubePod
 from router.feeds.discovery.pod_facts import (
     CONVENTIONS,
     MAX_UNKNOWN,
@@ -23,7 +21,6 @@ from router.feeds.discovery.pod_facts import (
     unknown_annotations,
 )
 from router.types import Role
-from tests.pace import Stopwatch
 
 ENGINES = Path(__file__).parents[3] / "helm/templates/engines.yaml"
 PLACE = NodePlace("z1", "r1")
@@ -167,14 +164,11 @@ def test_an_annotation_that_makes_no_sense_is_a_mistake_of_its_pod(labels: dict[
         found(labels)
 
 
-@pytest.mark.parametrize("name", ["engine", "role", "handoff", "pulls", "kv-events", "id", "zone"])
-def test_a_long_annotation_takes_less_than_5_ms(name: str) -> None:
-    pod = {"metadata": {"name": "a", "annotations": {f"warmroute.dev/{name}": "x" * 250_000}}, "status": {"podIP": "h"}}
-    written, stopwatch = json.dumps(pod).encode(), Stopwatch()
-    for _ in range(5):
-        with stopwatch, suppress(ConfigError):
-            found(dict(pod_reader(frozenset())(written)[0].labels))
-    assert stopwatch.least_s < 0.005
+@pytest.mark.parametrize("name", ["engine", "role", "handoff", "pulls", "kv-events"])
+def test_a_long_annotation_is_a_short_mistake(name: str) -> None:
+    with pytest.raises(ConfigError) as mistake:
+        found({f"warmroute.dev/{name}": "x" * 250_000})
+    assert len(str(mistake.value)) < 1000
 
 
 def test_few_of_many_unknown_annotations_are_reported() -> None:
