@@ -16,19 +16,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from router.engines.adapter import KvEventSource
 from router.feeds.supervise import cancel_all, loop_time_s, supervise
+from router.feeds.watch import Check, Turn
 from router.feeds.zmtp import LOST, Report, ZmqLink, connected, subscribe
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
 from router.observe.metrics import KvStreamMetrics
-from router.stores.prefix_store import EventStore
-from router.types import Generation, KvEvent, Pod, PodId
+from router.stores.prefix_store import EventStore, LocalStore
+from router.types import Generation, KvEvent, Pod, PodId, PodState, PodStatus
 
 REPLAY_IDLE_MS = 2000
 """A replay without messages for this time has ended, with or without its terminator."""
@@ -40,6 +41,7 @@ REPLAY_S, MAX_REPLAYS = 30.0, 32
 MIN_BLOCKS, MAX_BLOCKS, TIERS_FACTOR = 1 << 16, 1 << 20, 16
 """Blocks of one pod in memory: as many times its own capacity, because it has other tiers."""
 EXCESS_PAUSE_S = 60.0
+CACHE_LOOK_S = 5.0
 
 CHECK_ENDPOINT = "check that the engine publishes there, and that no firewall or network policy blocks the port"
 END_OF_REPLAY = b"\xff" * 8
@@ -332,6 +334,46 @@ class KvStreams:
         self._complete[pod] = complete
         self.store.caught_up(pod, complete=complete)
         self.metrics.complete.labels(pod).set(complete)
+
+
+# --- what events say of a cache ---
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFacts:
+    """Learns what an engine does not report of its cache: the size of its blocks, and its capacity. A pod that evicts
+    blocks is full: what it holds then is its capacity, but for blocks that are not complete."""
+
+    fleet: Fleet
+    store: LocalStore
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="cache facts",
+            run=self._learn,
+            due=lambda status: status.state is PodState.READY and bool(self._found(status)),
+            every_s=lambda _status: CACHE_LOOK_S,
+        )
+
+    def _found(self, status: PodStatus) -> dict[str, Any]:
+        """What its events say and the pod does not."""
+        pod, found = status.pod, dict[str, Any]()
+        if None not in (pod.block_size_tokens, pod.capacity_tokens):
+            return found
+        blocks = self.store.cache_of(pod.id).blocks
+        if (rule := blocks.announced_rule) is None:
+            return found
+        if pod.block_size_tokens is None:
+            found["block_size_tokens"] = rule.unit_tokens
+        if pod.capacity_tokens is None and rule.is_single and self.store.fills_gpu(pod.id):
+            found["capacity_tokens"] = blocks.size_blocks * rule.unit_tokens
+        return found
+
+    async def _learn(self, pod: Pod, _turn: Turn) -> None:
+        found = self._found(PodStatus(pod, PodState.READY))
+        self.fleet.learn(pod.id, **found)
+        log.info("learnt from KV events", pod=pod.id, **found)
 
 
 # --- the numbers of a stream ---

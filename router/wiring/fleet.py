@@ -12,10 +12,9 @@ from router.config.models import PodPriors
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS, conversion_of, picture_identities
-from router.feeds.cache_facts import CacheFacts
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
-from router.feeds.kv_zmq import KvStreams
+from router.feeds.kv_zmq import CacheFacts, KvStreams
 from router.feeds.lacks_test import LacksTest
 from router.feeds.pod_log import MatchingLog, PodMatching, generation_change, log_changes, warn_of_others_models
 from router.feeds.probe import HandoffFacts, PodProbe
