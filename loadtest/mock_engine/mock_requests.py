@@ -37,6 +37,7 @@ from router.hashing import token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
+from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.conversation import Unrenderable
 from router.types import Endpoint
 
@@ -103,6 +104,7 @@ class RequestParser:
         """The token that ends an answer; any one if templates write none."""
         self._answers = Answers(config, self._end)
         self._engine = f"fp_{uuid.uuid4().hex[:12]}"
+        self._rust = VllmRustChat(config.template) if config.front_end == "rust" and config.template else None
         self._from_messages = VllmMessages(config.template)
         self._from_responses = VllmResponses(config.template)
 
@@ -272,6 +274,9 @@ class RequestParser:
 
     def _render(self, raw: Mapping[str, Any]) -> str:
         try:
+            if self._rust is not None:
+                text: str = self._rust.template.render(self._rust.template_body(raw))
+                return text
             return self._config.render(raw)
         except ClientError as error:
             raise EngineError(str(error), param=error.param) from error

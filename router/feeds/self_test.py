@@ -250,7 +250,7 @@ class SelfTest:
         reads. `reads`: whether it has read a probe exactly."""
         read = 0
         for group in groups:
-            if (found := await self._first_readable(group)) is None or not reads(found[1]):
+            if (found := await self._first_readable(pod, group)) is None or not reads(found[1]):
                 continue
             report = await self._compare(pod, *found)
             if report.trust is not PrefixTrust.TRUSTED:
@@ -261,14 +261,15 @@ class SelfTest:
     async def test(self, pod: Pod) -> ParityReport:
         """Run one self-test: one short prompt and one output token."""
         nonce, block = uuid.uuid4().hex, pod.block_size_tokens
-        found = await self._first_readable(one for model in pod.models for one in probes(model, nonce, block))
+        every = (one for model in pod.models for one in probes(model, nonce, block))
+        found = await self._first_readable(pod, every)
         if found is None:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
         report = await self._compare(pod, *found)
         if report.tokens is Parity.UNKNOWN and self.publishes_events(pod.id):
             # A pod that generates nothing. The events show its tokens, and whether its model caches prefixes at all.
             text = {"model": pod.models[0], "input": f"{uuid.uuid4().hex} {long_text(block)}"}
-            found = await self._first_readable([(Endpoint.EMBEDDINGS, text)])
+            found = await self._first_readable(pod, [(Endpoint.EMBEDDINGS, text)])
             embedded = await self._compare(pod, *found) if found else _NONE_READ
             return embedded if embedded.trust is PrefixTrust.TRUSTED else report
         return report
@@ -295,11 +296,12 @@ class SelfTest:
         new_blocks = cache.size_blocks - before_blocks
         return compare_hashes(report, known_blocks, expected, cache.blocks.rejected_reason, new_blocks)
 
-    async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
-        """The first probe that the router can tokenize."""
+    async def _first_readable(self, pod: Pod, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
+        """The first probe that the router can tokenize as the pod's front end does."""
         for endpoint, body in group:
-            if (prompt := await self.fingerprint(endpoint, body)) is not None:
-                return (endpoint, body), prompt
+            prompt = await self.fingerprint(endpoint, body)
+            if prompt is not None and (own := prompt.read_by(pod.front_end)) is not None:
+                return (endpoint, body), own
         return None
 
     async def _send(self, pod: Pod, probe: Probe) -> bytes:

@@ -119,15 +119,15 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
 
 
 def _of_one_kind(pods: Eligible) -> Iterator[Eligible]:
-    """The pods of each engine, version and dialect that has both sides."""
+    """The pods of each engine, version, front end and dialect that has both sides."""
     kinds = {_kind(status.pod) for status in pods.prefill} & {_kind(status.pod) for status in pods.decode}
     for kind in sorted(kinds):
         prefill, decode = ([s for s in side if _kind(s.pod) == kind] for side in (pods.prefill, pods.decode))
         yield Eligible(pods.direct, prefill, decode)
 
 
-def _kind(pod: Pod) -> tuple[str, str, str]:
-    return pod.handoff, pod.engine, pod.version
+def _kind(pod: Pod) -> tuple[str, ...]:
+    return pod.handoff, pod.engine, pod.version, pod.front_end
 
 
 def compatible(prefill: Pod, decode: Pod) -> bool:

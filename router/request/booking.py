@@ -147,8 +147,8 @@ class AttemptPredictions:
         self._pictures = prompt.pictures if prompt else ()
         if prompt is not None:
             for pod in self._pods.values():
-                if pod.converts_alike(endpoint):
-                    self._begin(pod, prompt)
+                if pod.converts_alike(endpoint) and (own := prompt.read_by(pod.front_end)) is not None:
+                    self._begin(pod, own)
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
         limits = self._rules.index

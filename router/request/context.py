@@ -103,7 +103,7 @@ class RequestContext(msgspec.Struct, eq=False):
         kept = {name: value for name, value in self.request.prompt.items() if name in ("background", "store")}
         self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
-            self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
+            self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)), others=())
 
     def ask_no_usage(self) -> None:
         """Send the body without what only the router has asked for."""

@@ -206,7 +206,7 @@ def token_answer(
     request: InferenceRequest, prompt: PromptPrefix | None, fleet: FleetSnapshot
 ) -> Iterator[bytes] | None:
     """The body of the answer in pieces; None if the prompt is not known exactly, or no ready pod is proven."""
-    if prompt is None or prompt.has_media:
+    if prompt is None or prompt.has_media or prompt.others:
         return None
     proven = _proven(request, fleet)
     if request.endpoint is Endpoint.COUNT_TOKENS:

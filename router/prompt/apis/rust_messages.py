@@ -61,7 +61,7 @@ def _message(message: Any) -> ChatMessage:
     texts = _texts(message.get("content"))
     if texts is None or (role == "user" and not message["content"]):
         refuse(f"a message of the role {role!r:.40} without content")
-    found = {"role": role, "content": texts}
+    found: ChatMessage = {"role": role, "content": texts}
     if role == "tool":
         found["tool_call_id"] = _text_of(message, "tool_call_id")
     if role == "developer" and message.get("tools"):
