@@ -25,7 +25,6 @@ from router.frontends.http.server import TlsListener
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import (
-    DEADLINE_S,
     MAX_BYTES,
     Edge,
     connected,
@@ -36,6 +35,7 @@ from tests.api.test_protocol import (
     replace_limits,
 )
 from tests.kit.cores import CoreOfPods
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 EVIL, GOOD = b"x-forwarded-for: 10.0.0.1", b"x-forwarded-for: 10.0.0.2"

@@ -38,6 +38,7 @@ from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
 from tests.kit.cores import CoreOfPods
+from tests.kit.deadlines import DEADLINE_S
 from tests.request.test_reading import CHAT, FORWARDED, OTHER_POD, POD, Headers
 
 Forward = Callable[[RequestContext, Exchange], Awaitable[None]]
@@ -511,6 +512,6 @@ def test_a_burst_of_one_owner_does_not_begin_in_one_pass(others_run: bool) -> No
         go_on.set()
         await asyncio.gather(*running)
 
-    asyncio.run(asyncio.wait_for(story(), 10))
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
     assert begun.count("many") == 40
     assert begun.index("few") <= MAX_AT_ONCE + 2

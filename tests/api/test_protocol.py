@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
@@ -29,9 +29,9 @@ from router.frontends.http.exchange import PROGRESS_BYTES, Exchange
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import Head, HeaderList
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
-DEADLINE_S = 20.0
 MAX_BYTES = 1000
 LIMITS = Limits(max_body_bytes=MAX_BYTES, max_header_bytes=1024)
 SOON_S = 0.05
@@ -1052,7 +1052,6 @@ NASTY += [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     at=st.integers(0, len(GOOD)),
     nasty=st.sampled_from(NASTY) | st.binary(max_size=8),

@@ -12,8 +12,6 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from router.engines.prometheus import METRICS, LoadGauges, read_load, samples
 from router.guards import OutOfBounds, OutOfRange
 from router.types import PodLoad
-from tests.examples import examples
-from tests.pace import Stopwatch
 
 GAUGES = LoadGauges(running=("run", "old_run"), waiting=("wait",), kv_usage=("usage",), rank_label="rank")
 
@@ -44,7 +42,6 @@ def test_a_malformed_line_is_skipped(line: bytes) -> None:
     assert values == [1.0, 2.0]
 
 
-@examples(100)
 @given(labels=st.dictionaries(st.from_regex(r"[a-z]{1,8}", fullmatch=True), st.text(max_size=20), max_size=3))
 @example(labels={"a": 'x"} 9\n\\"', "b": "\\n{}"})
 def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
@@ -56,7 +53,6 @@ def test_output_of_prometheus_is_read_back(labels: dict[str, str]) -> None:
     assert [(s.labels, s.value) for s in samples(generate_latest(registry), "vllm:run")] == [(labels, 2.5)]
 
 
-@examples(100)
 @given(noise=st.binary(max_size=60))
 @example(noise=b"1000001")
 def test_garbage_is_nothing_or_a_figure_out_of_range(noise: bytes) -> None:
@@ -78,25 +74,6 @@ def test_a_figure_that_cannot_be_true_makes_the_load_unknown(line: bytes) -> Non
 def test_usage_just_above_one_is_one() -> None:
     load = read_load(b"run 3\nusage 1.01\n", GAUGES, None, 0.0)
     assert load is not None and load.kv_usage == 1.0
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"{%b} 1" % (b"a=b," * 15_000),
-        b"{%b} 1" % (b"a" * 60_000),
-        b'{a="%b} 1' % (b"\\a" * 30_000),
-        b"{%b} 1" % (b"," * 60_000),
-    ],
-    ids=["no quotes", "one name", "an open quote", "commas"],
-)
-def test_a_line_is_read_in_linear_time(line: bytes) -> None:
-    """60 KB of labels without quotes took 12 s, each further one more than the last. A second is a hundred times what
-    it takes."""
-    stopwatch = Stopwatch()
-    with stopwatch:
-        assert read_load(b"run" + line + b"\nrun 4\n", GAUGES, None, 0.0) == PodLoad(4)
-    assert stopwatch.least_s < 1.0
 
 
 @pytest.mark.parametrize(

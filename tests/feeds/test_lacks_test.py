@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -14,13 +13,12 @@ from router.engines.vllm import RUST_LACKS
 from router.feeds import lacks_test
 from router.feeds.lacks_test import LacksTest
 from router.types import Pod
-from tests.feeds.conftest import FakePod, Network, watched
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import FakePod, Network, watched
 from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 
-Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 ONLY_ONE = b'{"error":{"message":"Only n=1 is supported."}}'
 
 
@@ -52,7 +50,7 @@ def only_one(request: httpx.Request) -> bytes:
     return ONLY_ONE
 
 
-async def test_a_pod_is_asked_only_with_a_reason(network: Network, running: Running, until: Until) -> None:
+async def test_a_pod_is_asked_only_with_a_reason(network: Network) -> None:
     """One in Rust at its join, for what the front end is known to lack; others for what an answer has said."""
     usual, rust = LackingWorld(network), LackingWorld(network, front_end="rust")
     usual.server = network["b"]
@@ -64,7 +62,7 @@ async def test_a_pod_is_asked_only_with_a_reason(network: Network, running: Runn
     assert usual.test.check.due(usual.fleet.snapshot.pods[0])
 
 
-async def test_a_suspicion_counts_once_the_pod_confirms_it(network: Network, running: Running, until: Until) -> None:
+async def test_a_suspicion_counts_once_the_pod_confirms_it(network: Network) -> None:
     """The pod is asked once in its life for each."""
     world = LackingWorld(network)
     world.server.answers |= {"/v1/messages": b"", "/v1/chat/completions": only_one}
@@ -78,7 +76,7 @@ async def test_a_suspicion_counts_once_the_pod_confirms_it(network: Network, run
         assert not world.test.check.due(world.fleet.snapshot.pods[0])
 
 
-async def test_an_answer_that_says_nothing_is_asked_for_again(network: Network, running: Running, until: Until) -> None:
+async def test_an_answer_that_says_nothing_is_asked_for_again(network: Network) -> None:
     """A pod may be busy."""
     world = LackingWorld(network)
     world.server.statuses = {"/v1/messages": 503}
@@ -89,7 +87,7 @@ async def test_an_answer_that_says_nothing_is_asked_for_again(network: Network, 
         await until(lambda: world.pod.lacks)
 
 
-async def test_what_a_pod_lacks_is_forgotten_with_its_epoch(network: Network, running: Running, until: Until) -> None:
+async def test_what_a_pod_lacks_is_forgotten_with_its_epoch(network: Network) -> None:
     """So is what it was asked for, and an answer of its former process suspects nothing."""
     world = LackingWorld(network)
     world.server.statuses = {"/v1/messages": 501}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -21,13 +19,12 @@ from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState
-from tests.feeds.conftest import watched
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import watched
 from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 Network = Any
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 def metrics(running: int, engine: int = 0) -> bytes:
@@ -59,7 +56,7 @@ def load(fleet: Fleet, pod_id: str) -> PodLoad:
     return status.load
 
 
-async def test_slow_pods_do_not_delay_others(network: Network, running: Running, until: Until) -> None:
+async def test_slow_pods_do_not_delay_others(network: Network) -> None:
     """A pod has at most one scrape in progress."""
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")

@@ -16,6 +16,7 @@ from router.fleet.drains import Drain, Drains
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer, binaries
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 @asynccontextmanager
 async def connected(kind: str) -> AsyncIterator[RedisConnection]:
     async with RedisServer(kind) as server:
-        connection = RedisConnection(address_of(server.url, timeout_s=20))
+        connection = RedisConnection(address_of(server.url, timeout_s=DEADLINE_S))
         try:
             yield connection
         finally:

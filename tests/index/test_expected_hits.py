@@ -12,7 +12,6 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.hit_probe import CacheHabits
 from router.types import Generation, LayerType, PromptPrefix
-from tests.examples import examples
 from tests.index.decoding import decode_batch
 from tests.kit.layered_pool import AHEAD, DENSE, DROPS, FULL, STATE, pod_of, served, window
 
@@ -43,7 +42,6 @@ def expected_hit(blocks: BlockMap, prompt: Sequence[int]) -> int:
     return BLOCK * min(held, (len(prompt) - 1) // BLOCK)
 
 
-@examples(150)
 @given(st.sampled_from(sorted(MODELS)), turns, st.sampled_from([60, 120, 10_000]))
 def test_the_index_expects_what_the_engine_reports(
     model: str, history: list[tuple[list[int], int]], num_blocks: int

@@ -91,9 +91,9 @@ def prompt(token_count: int, salt: int = 0) -> PromptPrefix:
     return prompt_of([salt + number for number in range(token_count)])
 
 
-def request(name: str = "r", **facts: Any) -> InferenceRequest:
+def request(request_id: str = "r", /, **facts: Any) -> InferenceRequest:
     usual: dict[str, Any] = {"endpoint": Endpoint.CHAT, "model": MODEL, "body": b"x" * 400}
-    return InferenceRequest(id=name, **(usual | facts))
+    return InferenceRequest(id=request_id, **(usual | facts))
 
 
 def scene(*statuses: PodStatus, links: Links | None = None, **facts: Any) -> Scene:

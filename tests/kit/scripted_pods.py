@@ -21,12 +21,11 @@ from router.request.inbound import HeaderList
 from router.types import InferenceRequest, PromptPrefix
 from router.wiring.router import build_forwarder
 from tests.kit.cores import CoreOfPods, pods_at
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.step_loop import StepLoop
 
-PATIENCE_S = 5.0
-"""Timeout of a test; only a failing test reaches it."""
 POLL_S = 0.001
-LONGER_S = 10 * PATIENCE_S
+LONGER_S = 10 * DEADLINE_S
 """Timeouts of the router that no test may reach."""
 
 JSON = "application/json"
@@ -190,14 +189,14 @@ class Town(CoreOfPods):
     async def forward(self, context: RequestContext, client: Client | None = None) -> Client:
         """Serve a request through all phases, under a deadline."""
         client = client or Client()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await self.forwarder.forward(context, client)
         return client
 
     async def serve(self, context: RequestContext, client: Client | None = None) -> Client:
         """Attempt in order, under a deadline."""
         client = client or Client()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await self.core.attempts(self.core.tracker(context), client, self.forwarder)
         return client
 
@@ -210,7 +209,7 @@ class Town(CoreOfPods):
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Run other tasks until a condition holds."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not holds():
                 await asyncio.sleep(POLL_S)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from router.config.schema import Limits
 from router.decision import Direct
 from router.errors import UpstreamBroken
 from router.frontends.http.connection import Connection
@@ -18,6 +17,7 @@ from router.guards import Bound
 from router.request.inbound import EVENT_STREAM, HeaderList, media_type
 from router.request.response_reader import ResponseReader
 from tests.kit.cores import CoreOfPods, pods_at
+from tests.kit.deadlines import GENEROUS
 
 pytestmark = pytest.mark.anyio
 
@@ -47,7 +47,7 @@ class Pod:
     """The pod's end of a connection without a socket: sent bytes arrive at once."""
 
     def __init__(self, headers: bytes, status: int = 200) -> None:
-        timeouts = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
+        timeouts = GENEROUS
         self.connection = Connection(asyncio.get_running_loop(), timeouts)
         self.transport = Transport()
         self.connection.connection_made(self.transport)

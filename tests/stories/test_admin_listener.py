@@ -11,6 +11,7 @@ import pytest
 
 from router.config.schema import Limits
 from router.wiring.router import MAX_ADMIN_CONNECTIONS
+from tests.kit.deadlines import DEADLINE_S
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -102,7 +103,7 @@ async def test_probes_are_answered_while_the_public_listener_is_full(deploy: Dep
         for _ in range(4):
             _, writer = await stack.enter_async_context(connection(deployment, public=True))
             writer.write(head)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             while not deployment.server or len(receiving(deployment.server)) < 4:
                 await asyncio.sleep(0)
             reader, writer = await stack.enter_async_context(connection(deployment, public=True))

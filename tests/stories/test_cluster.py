@@ -27,9 +27,10 @@ from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.publisher_process import PublisherProcess
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Chat, Deployment, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Chat, Deployment, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 

@@ -23,8 +23,9 @@ from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deployment, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Deployment, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -19,8 +19,9 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.engines.prometheus import METRICS
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Deploy, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -12,13 +12,14 @@ import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.schema import Limits
+from tests.kit.deadlines import DEADLINE_S
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_failures import holder_of
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-SHORT_TIMEOUTS = Limits(connect_timeout_s=5.0, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
+SHORT_TIMEOUTS = Limits(connect_timeout_s=DEADLINE_S, first_byte_timeout_s=0.3, idle_timeout_s=0.3)
 SSE = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 RARE = {"health_interval_s": 5.0, "self_test": False}
 """No probe meets a fault that is meant for a request."""

@@ -17,6 +17,7 @@ from loadtest.commands.child_processes import Child, child
 from router.config.credentials import ListenCertificate
 from router.config.schema import ListenTls
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_servers.server import TlsFiles, free_port, tls_material
 
 pytestmark = [
@@ -24,7 +25,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates"),
 ]
-DEADLINE_S = 60.0
 
 
 def material(folder: Path) -> TlsFiles:
@@ -120,9 +120,9 @@ async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections
             ]
             assert await is_live(url, trusting)
             for client in clients[:40]:
-                client.settimeout(5)
+                client.settimeout(DEADLINE_S)
                 assert client.recv(1) == b""
             assert await is_live(url, trusting)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as plain:
             plain.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
             assert not plain.recv(1024).startswith(b"HTTP")

@@ -22,9 +22,10 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
 from tests.redis_servers.server import free_port
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deployment, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Deployment, serving
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

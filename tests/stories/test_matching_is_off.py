@@ -17,8 +17,9 @@ from router.config.schema import Edge, ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
 from tests.kit.closed_port import closed_port
+from tests.kit.deadlines import DEADLINE_S
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}

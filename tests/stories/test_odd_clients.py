@@ -13,6 +13,7 @@ import pytest
 
 from router.config.schema import Limits
 from tests.api.test_encoded_bodies import zstd
+from tests.kit.deadlines import DEADLINE_S
 from tests.stories.conftest import Chat, Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -42,7 +43,7 @@ async def test_a_chat_is_answered_however_it_is_sent(deploy: Deploy) -> None:
 
 def upload(url: str, size_bytes: int) -> tuple[int, str | None]:
     """The status of an upload with Python's own client, which reads it when everything is sent."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
     connection.request("POST", "/v1/chat/completions", b"x" * size_bytes, {"connection": "close"})
     answer = connection.getresponse()
     answer.read()

@@ -17,6 +17,7 @@ import pytest
 
 from router.feeds.signing_keys import DISCOVERY
 from tests.admission.oidc_tokens import jwk, key_set, token
+from tests.kit.deadlines import DEADLINE_S
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -39,7 +40,7 @@ class Provider:
             await self._answer(reader, writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
         self.fetches += 1
         body = key_set(*self.keys)

@@ -13,7 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from tests.stories.conftest import DEADLINE_S, Deploy
+from tests.kit.deadlines import DEADLINE_S
+from tests.stories.conftest import Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

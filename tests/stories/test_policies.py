@@ -15,7 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.feeds import policy_feed
-from tests.stories.conftest import DEADLINE_S, Chat, Deploy, Deployment
+from tests.kit.deadlines import DEADLINE_S
+from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

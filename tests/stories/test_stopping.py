@@ -16,7 +16,8 @@ from loadtest.mock_engine.faults import Fault, FaultKind
 from router.config.schema import Limits
 from router.frontends.http import server
 from router.types import PodState
-from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
+from tests.kit.deadlines import DEADLINE_S
+from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_failures import SLOW
 from tests.stories.test_fault_matrix import message, nothing_stays_behind
 from tests.stories.test_first_light import opening
@@ -60,7 +61,7 @@ async def test_sigterm_fails_readiness_first_and_running_streams_complete(
     """New requests are still served for a while, because balancers react late."""
     delay = Delay()
     monkeypatch.setattr(server, "asyncio", delay)
-    async with deploy(pods=1, engine=SLOW, delay_s=DEADLINE_S, drain_timeout_s=20) as deployment:
+    async with deploy(pods=1, engine=SLOW, delay_s=DEADLINE_S, drain_timeout_s=DEADLINE_S) as deployment:
         streaming, answer = await begun(deployment, max_tokens=100)
         signal.raise_signal(signal.SIGTERM)
         ready = await deployment.client.get("/readyz")
@@ -76,7 +77,7 @@ async def test_sigterm_fails_readiness_first_and_running_streams_complete(
 
 async def test_the_admin_listener_answers_while_streams_end(deploy: Deploy) -> None:
     """An operator sees what a stopping router still does."""
-    async with deploy(pods=1, engine=SLOW, drain_timeout_s=20) as deployment:
+    async with deploy(pods=1, engine=SLOW, drain_timeout_s=DEADLINE_S) as deployment:
         streaming, _ = await begun(deployment, max_tokens=5000)
         signal.raise_signal(signal.SIGTERM)
         await deployment.until(lambda: deployment.server is not None and not deployment.server.servers[0].is_serving())

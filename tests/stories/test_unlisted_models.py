@@ -18,8 +18,9 @@ from router.config.pod_schema import PodConfig
 from router.config.schema import RouterConfig
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, serving
+from tests.stories.conftest import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}

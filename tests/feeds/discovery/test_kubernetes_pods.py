@@ -19,7 +19,6 @@ from router.feeds.discovery.kube_watch import LATE_S, WATCH_S
 from router.feeds.discovery.kubernetes_pods import TERMINATING, KubernetesSource
 from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.fleet.fleet import NOT_READY
-from tests.examples import examples
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes, Faults
 from tests.kit.virtual_time import run_virtually
 
@@ -411,7 +410,6 @@ def step(cluster: FakeKubernetes, kind: str, name: str, on: bool) -> None:
         faults.status = 500 if on else 0
 
 
-@examples(150)
 @given(st.lists(st.tuples(st.one_of(TRUE_CHANGES, HARMLESS, HARMFUL), st.sampled_from([0, 0.3, 5, 90])), max_size=25))
 def test_after_any_history_the_pods_converge_to_the_list(history: list[tuple[tuple[str, str, bool], float]]) -> None:
     """Within `CONVERGED_S` after the faults are over."""
@@ -429,7 +427,6 @@ def test_after_any_history_the_pods_converge_to_the_list(history: list[tuple[tup
     virtually(three_pods(), story)
 
 
-@examples(100)
 @given(st.lists(st.one_of(TRUE_CHANGES, HARMLESS), max_size=25))
 def test_while_the_watch_works_a_change_takes_less_than_a_second(history: list[tuple[str, str, bool]]) -> None:
     """Also if events are repeated in another order, and watches end. No other pod is chosen, and none is missing."""
