@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from loadtest.mock_engine.answers import Answers, Prompt
+from loadtest.mock_engine.misreadings import MISREADINGS
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.output_parser import END_THINK, THINK
 from loadtest.mock_engine.request_bodies import (
@@ -273,6 +274,8 @@ class RequestParser:
             )
 
     def _render(self, raw: Mapping[str, Any]) -> str:
+        if self._config.misreads:
+            raw = MISREADINGS[self._config.misreads](raw)
         try:
             if self._rust is not None:
                 text: str = self._rust.template.render(self._rust.template_body(raw))

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from router.apis.api import WORDS, long_text, text_part
+from router.apis.chat_rules import RULES
 from router.engines.adapter import (
     PROBE_ANSWER,
     TOKENIZE_PATH,
@@ -67,6 +68,8 @@ Advice: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], str]
 """(model, the router's tokens of a probe, the engine's) to the cause of a difference and what to do; "" if unknown."""
 
 _NOT_TRUSTED = "conversion not trusted; requests to this endpoint are routed by load"
+_OF_PROMPTS = ("messages", "tools", "prompt", "add_generation_prompt", "continue_final_message")
+"""Fields of probes that determine their prompts."""
 _WARNINGS = {Endpoint.CHAT: "chats with tools are matched up to the first difference only"}
 
 log = structlog.get_logger()
@@ -200,6 +203,7 @@ class SelfTest:
                 every_s=every_s,
                 max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
             ),
+            Check(name="test of rules", run=self._test_rules, due=is_trusted, every_s=every_s, once=True),
             Check(name="test of pictures", run=self._test_pictures, due=is_trusted, every_s=every_s, once=True),
         )
 
@@ -228,6 +232,36 @@ class SelfTest:
         if self.fleet.same_epoch(pod):
             self.fleet.learn(pod.id, converts=frozenset(passed))
         return passed.issuperset(_untested(pod))
+
+    async def _test_rules(self, pod: Pod, _turn: Turn) -> bool:
+        """Test by which rules the pod makes other prompts of chats, and record them. False if the test must be
+        repeated. A chat that the pod refuses shows nothing."""
+        wrong, answered = set[str](), False
+        for rule in RULES:
+            body = {"model": pod.models[0], "max_tokens": 1, "temperature": 0, **rule.chat}
+            found = await self._first_readable(pod, [(Endpoint.CHAT, body)])
+            if found is None:
+                continue
+            report = await self._compare_tokens(pod, *found)
+            answered |= report.tokens is not Parity.UNKNOWN
+            wrong |= {rule.name} if report.tokens is Parity.MISMATCH else set()
+        if self.fleet.same_epoch(pod) is None:
+            return False
+        self.fleet.learn(pod.id, misreads=frozenset(wrong))
+        if wrong:
+            event = "pod makes other prompts of some chats; they are matched up to the first difference"
+            log.warning(event, pod=pod.id, rules=sorted(wrong))
+        return answered
+
+    async def _compare_tokens(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
+        """Compare tokens alone, by /tokenize where the pod has it."""
+        tokens, answer = await self._tokenized_by(pod, probe), b""
+        if tokens is None:
+            try:
+                answer = await self._send(pod, probe)
+            except UpstreamError as error:
+                return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, f"the probe request failed: {error}")
+        return compare_tokens(prompt.tokens, tokens or prompt_token_ids(answer), prompt_token_count(answer))
 
     async def _test_pictures(self, pod: Pod, _turn: Turn) -> bool:
         """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the
@@ -315,7 +349,7 @@ class SelfTest:
         endpoint, body = probe
         if endpoint.api.is_converted:
             return None
-        fields: dict[str, Any] = {name: body[name] for name in ("messages", "tools", "prompt") if name in body}
+        fields: dict[str, Any] = {name: body[name] for name in _OF_PROMPTS if name in body}
         asked = ENGINES[pod.engine].tokenize_body(body["model"], fields)
         if asked is None:
             return None
