@@ -37,6 +37,7 @@ _HI = {"role": "user", "content": "Hi"}
 _PARTS = [text_part("One"), text_part("Two")]
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "number", "default": 1e-7}}}
 _REASONING = rb'"(reasoning|reasoning_content|thinking)"'
+PLAIN = "plain"
 RULES = (
     _rule("text parts", rb'"content"\s*:\s*\[', {"role": "user", "content": _PARTS}),
     _rule("parts of tool results", rb'"content"\s*:\s*\[', *_call("{}")[:1], {**_call("{}")[1], "content": _PARTS}),
@@ -60,6 +61,11 @@ RULES = (
         continue_final_message=True,
     ),
 )
+
+
+def concerned_by(body: bytes) -> list[str]:
+    """The rules that may concern a body; `plain` for one with none."""
+    return [rule.name for rule in RULES if rule.concerns.search(body)] or [PLAIN]
 
 
 def concern(rules: Collection[str], body: bytes) -> bool:

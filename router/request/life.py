@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from router.apis.chat_rules import concerned_by
 from router.decision import Candidate
 from router.engines.engine_catalog import ENGINES
 from router.errors import RouterError, UpstreamError
@@ -50,6 +51,10 @@ class Observers:
     sinks: Sequence[EndingSink] = ()
 
 
+COMPARED_EVERY = 10_000
+"""Of as many chats, the tokens of one are compared with its pod's count."""
+
+
 class Core:
     """What serves requests, for any front. `queue`: None where requests wait in the engines. `charges`: None where no
     tenant has quotas. `records_usage`: sinks receive what each request used, so the tokens of streams are counted as
@@ -71,6 +76,7 @@ class Core:
     ) -> None:
         self.state, self.rules, self.clock, self.charges = state, rules, clock, charges
         self.counters = counters = observers.counters
+        self._chats = 0
         self.decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
         self.queues = RequestQueues(queue, state, self.decisions, counters, clock) if queue is not None else None
         self.endings = Endings(state, counters, observers.sinks, clock, charges, self.queues, records_usage)
@@ -169,6 +175,9 @@ class Core:
         if request.prompt:
             found = await do.tokens(request)
             context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
+            if context.prompt is not None and request.endpoint.api.is_chat and not context.prompt.has_media:
+                self._chats += 1
+                context.compared = tuple(concerned_by(request.body)) if self._chats % COMPARED_EVERY == 0 else ()
 
     def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:
         """The router's own answer to a request about tokens, which needs no prompt on a pod."""
