@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qs
 
 import msgspec
@@ -201,6 +201,8 @@ class EngineApp:
             if leg is not None and not isinstance(leg, PrefillLeg):
                 with exchange.cancelled_on_disconnect():
                     loaded = await self._handoffs.load(request, leg)
+            elif leg is not None and leg.releases is not None:
+                await self._handoffs.release(leg.releases)
             tokens = self._steps.submit(
                 SimRequest(
                     id=engine_request_id,
@@ -209,7 +211,7 @@ class EngineApp:
                     adapter=request.adapter,
                     salt=request.salt,
                     loaded_tokens=loaded.tokens,
-                    pinned=isinstance(leg, PrefillLeg),
+                    pinned=isinstance(leg, PrefillLeg) or self._handoffs.offers(leg),
                 )
             )
             await self._respond(exchange, _Generation(request, form, leg, loaded, tokens, fault))
@@ -260,6 +262,10 @@ class EngineApp:
         if fault is not None and generation.breaks:
             end = min(total, 1 if fault.after_chunks is None else fault.after_chunks)
         frames, sent = generation.format.frames(generation.request, generation.created_s), 0
+        has_offers = self._config.handoff.streams_offers and isinstance(frames, responses.StreamFrames)
+        offers = cast(responses.StreamFrames, frames) if has_offers else None
+        if offers is not None:
+            offers.offer = None
         if opening := frames.opening():
             await exchange.write(opening)
         while sent < end:
@@ -267,12 +273,15 @@ class EngineApp:
             if fault is not None and fault.kind is FaultKind.SLOW:
                 await _pause_if_slow(exchange, fault)
                 ready = sent + 1
+            if offers is not None and ready == total:
+                offers.offer = (await self._finish(generation)).top.get("kv_transfer_params")
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
         if generation.breaks:
             await self._break(exchange, generation, sent)
         else:
-            await self._finish(generation)
+            if offers is None:
+                await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
     async def _break(self, exchange: HttpExchange, generation: _Generation, sent: int) -> None:

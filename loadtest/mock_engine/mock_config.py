@@ -61,6 +61,11 @@ class HandoffConfig:
     dialect: HandoffDialect = ""
     role: Role = Role.BOTH
     """Only `bootstrap` requires a role, because both of its legs have the same body."""
+    bidirectional: bool = False
+    """For `nixl`: vLLM's `bidirectional_kv_xfer`. A decode leg's answer offers its KV, held for `offer_ttl_s`."""
+    offer_ttl_s: float = 480.0
+    streams_offers: bool = False
+    """Whether streams have offers, as in vLLM 0.33: null in all chunks but the finishing one."""
     lease_s: float = 30.0
     wait_s: float = 30.0
     link: Link = RDMA

@@ -139,8 +139,13 @@ class Frames(Protocol):
     def closing(self, cached_tokens: int) -> bytes: ...
 
 
+NO_OFFERS = object()
+
+
 class StreamFrames(Frames):
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
+        self.offer: Any = NO_OFFERS
+        """Transfer parameters of the finishing chunk, in releases whose chunks have them."""
         self._request = request
         self._chat = request.endpoint is Endpoint.CHAT
         self._created_s = created_s
@@ -186,7 +191,10 @@ class StreamFrames(Frames):
             said = {"text": "".join(piece.text for piece in pieces)}
         choice = self._choice(said, range(first, end), output.finish_reason if is_last else None)
         shows_engine = is_last and not self._request.include_usage
-        return self._frame(choice, end, {"system_fingerprint": self._request.engine} if shows_engine else {})
+        extra: dict[str, Any] = {"system_fingerprint": self._request.engine} if shows_engine else {}
+        if self.offer is not NO_OFFERS:
+            extra["kv_transfer_params"] = self.offer if is_last else None
+        return self._frame(choice, end, extra)
 
     def _choice(self, said: dict[str, Any], tokens: range, finish_reason: str | None) -> dict[str, Any]:
         output = self._request.output

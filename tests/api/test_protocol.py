@@ -858,22 +858,6 @@ async def test_a_client_that_never_reads_is_disconnected(streams: bool) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_client_that_reads_steadily_but_too_slowly_is_disconnected() -> None:
-    async def answer(client: Exchange) -> None:
-        client.start(200, [])
-        send_more_than_fits(client)
-        await client.ready()
-        raise AssertionError("the client reads too slowly")
-
-    edge = Edge(answer, replace_limits(slow_read_timeout_s=SOON_S))
-    async with connected(edge) as (_, writer):
-        read_nothing(writer)
-        writer.write(post(b""))
-        await edge.gone.wait()
-        while edge.connections:
-            await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("ahead", [post(b"b"), post(b"", path=b"/own"), post(b"b")[:-1]])
 async def test_a_disconnect_after_pipelined_requests_is_noticed(ahead: bytes) -> None:
     """While the first one is served. The others count as abandoned."""

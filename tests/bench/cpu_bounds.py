@@ -18,6 +18,8 @@ from router.engines.prometheus import read_load
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import pod_reader, read_page
 from router.feeds.discovery.kube_watch import PAGE
+from router.frontends.extproc.messages import ProcessingRequest
+from router.frontends.extproc.metadata import POD_HEADER, addresses_in, peer_in, served_in
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import UndecodableBatch
@@ -28,12 +30,13 @@ from router.request.continuation.stream import Record, Recorder
 from router.types import BlocksStored, PodLoad
 from tests.api.test_admin import BASE, Router
 from tests.api.test_app import PublicEndpoints
+from tests.bench.pace import Stopwatch, slowness
 from tests.engines.test_prometheus import GAUGES
+from tests.extproc.conftest import http_headers
 from tests.feeds.discovery.test_kube_facts import found
 from tests.index.test_blockmap import GENERATION, prompt
 from tests.index.test_events import STORED, decode
 from tests.kit.scenes import make_pod
-from tests.pace import Stopwatch, slowness
 from tests.request.continuation.test_bounds_of_work import TERMS, feeds, first_event
 
 
@@ -173,3 +176,41 @@ def test_a_line_is_read_in_linear_time(line: bytes) -> None:
     with stopwatch:
         assert read_load(b"run" + line + b"\nrun 4\n", GAUGES, None, 0.0) == PodLoad(4)
     assert stopwatch.least_s < 1.0
+
+
+FEW_BYTES = 320 * 1024
+
+
+def with_many(fill: Callable[[object], object]) -> bytes:
+    """A message that something fills until it is as large as one may be."""
+    message = ProcessingRequest(request_headers=http_headers({":path": "/"}))
+    while message.ByteSize() < FEW_BYTES:
+        for _ in range(1000):
+            fill(message)
+    return bytes(message.SerializeToString())
+
+
+def empty_attribute(message: object) -> object:
+    return message.attributes.add()  # type: ignore[attr-defined]
+
+
+def empty_metadata(message: object) -> object:
+    return message.metadata_context.filter_metadata.add()  # type: ignore[attr-defined]
+
+
+def address(message: object) -> object:
+    structs = message.metadata_context.filter_metadata  # type: ignore[attr-defined]
+    struct = structs[0] if structs else structs.add(key=b"envoy.lb.subset_hint")
+    fields = struct.value.fields
+    hint = fields[0] if fields else fields.add(key=POD_HEADER + b"-subset")
+    return hint.value.list_value.values.add(string_value=b"a")
+
+
+@pytest.mark.parametrize("fill", [empty_attribute, empty_metadata, address])
+def test_metadata_is_read_in_less_than_5_ms(fill: Callable[[object], object]) -> None:
+    data, stopwatch = with_many(fill), Stopwatch()
+    for _ in range(5):
+        with stopwatch:
+            message = ProcessingRequest.FromString(data)
+            peer_in(message), addresses_in(message), served_in(message)
+    assert stopwatch.least_s < 0.005

@@ -77,6 +77,21 @@ def test_usage_just_above_one_is_one() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        b"{%b} 1" % (b"a=b," * 15_000),
+        b"{%b} 1" % (b"a" * 60_000),
+        b'{a="%b} 1' % (b"\\a" * 30_000),
+        b"{%b} 1" % (b"," * 60_000),
+    ],
+    ids=["no quotes", "one name", "an open quote", "commas"],
+)
+def test_a_long_line_with_broken_labels_is_skipped(line: bytes) -> None:
+    """In linear time (`tests/bench/cpu_bounds.py`)."""
+    assert read_load(b"run" + line + b"\nrun 4\n", GAUGES, None, 0.0) == PodLoad(4)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         b"run 1\n" * 100_000,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple
 
+import pytest
+
 _Result = TypeVar("_Result")
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -54,3 +56,9 @@ def run_virtually(main: Coroutine[Any, Any, _Result]) -> _Result:
     """Run `main` in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
+
+
+@pytest.fixture
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    """For the `conftest.py` of a folder: its tests run in virtual time where they are marked `virtual`."""
+    return "asyncio", {"loop_factory": VirtualTimeLoop} if request.node.get_closest_marker("virtual") else {}

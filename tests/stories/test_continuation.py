@@ -227,3 +227,16 @@ async def test_sampled_message_is_read_to_its_end(deploy: Deploy) -> None:
         assert len({event["message"]["id"] for event in events if "message" in event}) == 1
         counted = "".join(await continued(deployment))
         assert 'method="ids"' in counted and 'method="none"' not in counted
+
+
+async def test_error_of_a_message_that_is_asked_for_as_a_chat_is_that_of_a_message(deploy: Deploy) -> None:
+    async with deploy(continuation=ON) as deployment:
+        await as_chats(deployment)
+        too_long = {**MESSAGE, "max_tokens": 1_000_000}
+        answer = await deployment.client.post("/v1/messages", json=too_long)
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+        greedy = await deployment.client.post(
+            "/v1/messages", json={**MESSAGE, "max_tokens": 1_000_000, "temperature": 0}
+        )
+        assert answer.json() == greedy.json()
+        assert answer.json()["error"]["type"] == "BadRequestError"

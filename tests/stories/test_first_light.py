@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import closing, suppress
 from typing import Any
 
@@ -162,6 +163,8 @@ async def test_readiness_needs_a_ready_pod_and_liveness_does_not(deploy: Deploy)
         assert (await deployment.client.get("/readyz")).status_code == 503
         assert (await deployment.client.get("/livez")).status_code == 200
         answer = await deployment.chat(opening("x"))
+        page = (await deployment.admin.get("/metrics")).text
+        assert re.search(r"^warmroute_loop_lag_seconds_count [1-9]", page, re.M), "it measures its event loop"
         assert answer.status_code == 503
         assert "ejected" in answer.json()["error"]["message"]
 

@@ -14,8 +14,6 @@ import httpx
 import pytest
 
 from loadtest.commands.child_processes import Child, child
-from router.config.credentials import ListenCertificate
-from router.config.schema import ListenTls
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
 from tests.kit.deadlines import DEADLINE_S
 from tests.redis_servers.server import TlsFiles, free_port, tls_material
@@ -77,34 +75,6 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
         used.key.write_text("no key")
         assert await is_live(url, trusts_new)
         assert not await is_live(url.replace("https", "http"))
-
-
-def test_a_certificate_without_its_key_is_not_used(tmp_path: Path) -> None:
-    """Until the key follows, the last pair stays in use."""
-    old, new = material(tmp_path / "old"), material(tmp_path / "new")
-    listener = ListenCertificate(ListenTls(cert_file=str(old.certificate), key_file=str(old.key)))
-    shutil.copy(new.certificate, old.certificate)
-    listener.refresh()
-    assert _presented(listener.context, tls_authority=new) is None
-    shutil.copy(new.key, old.key)
-    listener.refresh()
-    assert _presented(listener.context, tls_authority=new)
-
-
-def _presented(server: ssl.SSLContext, tls_authority: TlsFiles) -> bytes | None:
-    """The certificate that a client of this authority gets in a handshake; None if it refuses it."""
-    client = ssl.create_default_context(cafile=tls_authority.ca)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server, server_hostname="localhost")
-    answering = server.wrap_bio(to_server, to_client, server_side=True)
-    for end in (asking, answering, asking):
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLError:
-            return None
-    return asking.getpeercert(binary_form=True)
 
 
 async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections(tmp_path: Path) -> None:

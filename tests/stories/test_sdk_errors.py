@@ -240,3 +240,4 @@ async def test_a_client_that_may_not_know_pods_reads_no_address_in_a_cut_stream(
         answer = await at.deployment.client.post("/v1/messages", json=body)
         assert answer.text.count("The pod sent an invalid or incomplete response.") == 2
         assert "127.0.0.1" not in answer.text
+        assert not [name for name in answer.headers if "warmroute" in name]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.engine_model.block_cache import BlockCache, TierCache
-from tests.examples import examples
 
 CAPACITY = 30
 PROMPTS = [[0, 1, 2, 3], [0, 1, 12, 13], [0, 21, 22], [30, 31, 32, 33, 34]]
@@ -105,7 +104,6 @@ class Both:
 steps = st.lists(st.tuples(st.sampled_from(["begin", "begin", "commit", "commit", "end"]), st.integers(0, 99)))
 
 
-@examples(150)
 @given(steps)
 def test_it_equals_a_naive_cache(script: list[tuple[str, int]]) -> None:
     """Blocks, memory and evictions in their order, under any pins, commits and releases; never beyond its capacity."""

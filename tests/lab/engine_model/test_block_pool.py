@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from loadtest.engine_model.block_pool import BlockPool, PodBlockTable, chain_seed
 from router.hashing import token_array
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, KvEvent
-from tests.examples import examples
 
 BLOCK = 4
 
@@ -195,7 +194,6 @@ def test_growth_without_room_changes_nothing() -> None:
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 
 
-@examples(60)
 @given(st.lists(st.tuples(st.sampled_from(["serve", "open", "close", "clear"]), PROMPTS), max_size=30))
 def test_replayed_events_match_the_cache_and_no_block_is_lost(script: list[tuple[str, list[int]]]) -> None:
     """For any script: free + used == pool, the naive index equals the cache, and hits equal a naive model's."""

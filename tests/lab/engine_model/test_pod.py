@@ -15,7 +15,6 @@ from loadtest.engine_model.pod import PodStep, SimPod, SimPodConfig, SimRequest
 from loadtest.engine_model.scheduler import step_ms
 from router.hashing import token_array
 from router.types import BlocksRemoved, BlocksStored, PodLoad
-from tests.examples import examples
 from tests.kit.scenes import LLAMA_8B
 
 
@@ -42,7 +41,6 @@ def drain(pod: SimPod, limit: int = 500) -> list[PodStep]:
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-@examples(30)
 def test_a_lone_prefill_takes_exactly_prefill_ms(first_tokens: int, tokens: int) -> None:
     """T_prefill(n, p), where p tokens of the previous prompt are cached."""
     pod = pod_of(256)
@@ -199,7 +197,6 @@ WORKLOAD = st.lists(
 )
 
 
-@examples(50)
 @given(WORKLOAD)
 def test_under_any_load_answers_are_complete_and_events_match_the_cache(
     workload: list[tuple[list[int], int, bool]],
@@ -231,7 +228,6 @@ def test_under_any_load_answers_are_complete_and_events_match_the_cache(
     assert pod.cache.free_blocks == 10
 
 
-@examples(40)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=16), max_size=12))
 def test_cached_tokens_come_from_earlier_prompts(prompts: list[list[int]]) -> None:
     """As in a naive model: the longest common run of blocks with an earlier prompt, without the last token."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.fleets.scenario import Arrivals, Bursts, Poisson, Scenario, Steps, load_scenario, ours
@@ -91,7 +91,6 @@ arrivals: st.SearchStrategy[Arrivals] = st.one_of(
 )
 
 
-@settings(max_examples=30)
 @given(arrivals, st.integers(0, 2**32), st.floats(1, 20))
 def test_every_arrival_process_gives_sorted_starts_within_the_run(
     process: Arrivals, seed: int, duration_s: float

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from loadtest.simulator.outcome import RunFigures
 from loadtest.studies.simulated_stats import best_policies, is_tied, margin_of, spread_of
-from tests.examples import examples
 from tests.lab.simulated_runs import EASY, ran
 from tests.lab.simulated_runs import over_seeds as seeds
 
@@ -45,7 +44,6 @@ def test_an_interval_is_that_of_student() -> None:
     assert spread_of(seeds("a", 90.0), mean_ms).margin == math.inf
 
 
-@examples(20)
 @given(count=st.integers(2, 40), seed=st.integers(0, 1000))
 def test_the_interval_covers_the_mean_of_normal_values(count: int, seed: int) -> None:
     """In 95 % of 2,000 samples, give or take three standard errors; also beyond the tabulated quantiles."""

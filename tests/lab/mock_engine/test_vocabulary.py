@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from loadtest.mock_engine.mock_config import TextEncoder
 from loadtest.mock_engine.vocabulary import MAX_STOP_TOKENS, MIN_STOP_TOKENS, Vocabulary
 from router.hashing import token_array
-from tests.examples import examples
 
 PROMPTS = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(token_array)
 
@@ -46,7 +45,6 @@ def vocabulary(tokenizer: TextEncoder) -> Vocabulary:
     return Vocabulary(tokenizer)
 
 
-@examples(30)
 @given(PROMPTS)
 def test_equal_prompts_get_equal_outputs(vocabulary: Vocabulary, prompt: array[int]) -> None:
     """Without a limit, the prompt decides the length, and the output stops by itself."""
@@ -62,7 +60,6 @@ def test_different_prompts_get_different_outputs(vocabulary: Vocabulary) -> None
     assert len(answers) == 50
 
 
-@examples(20)
 @given(PROMPTS, st.integers(1, 200))
 def test_the_output_has_exactly_max_tokens(vocabulary: Vocabulary, prompt: array[int], max_tokens: int) -> None:
     """Load generators rely on exact output lengths."""

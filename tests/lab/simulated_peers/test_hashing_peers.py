@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from loadtest.simulated_peers.peer_pickers import DualMap, KubeaiChwbl
 from router.types import InFlight, Scene
-from tests.examples import examples
 from tests.kit.scenes import prompt, works
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
 
@@ -26,7 +25,6 @@ def with_requests(requests: list[int], salt: int = 0) -> Scene:
     return fleet(busy(**dict(zip(EIGHT, requests, strict=False))), prompt=prompt(TOKENS, salt * 10_000))
 
 
-@examples(80)
 @given(requests=loads, salt=st.integers(0, 20))
 def test_the_bound_holds_if_any_pod_is_within_it(requests: list[int], salt: int) -> None:
     """1.25 times the mean, this request included; the first such pod on the ring of an idle fleet takes it."""
@@ -53,7 +51,6 @@ def test_at_low_load_no_pod_is_within_the_bound() -> None:
     assert chosen(with_requests([each + 6 * alone[at] for at, each in enumerate(alone)]), KUBEAI) != ring
 
 
-@examples(40)
 @given(salt=st.integers(0, 200), pods=st.integers(1, 7))
 def test_a_new_pod_takes_keys_only_for_itself(salt: int, pods: int) -> None:
     """No other key moves."""
@@ -94,7 +91,6 @@ def with_work(salt: int, inflight: dict[str, InFlight], held: dict[str, int]) ->
     return fleet(dict.fromkeys(SIX, IDLE) | inflight, held, prompt=prompt(TOKENS, salt * 10_000))
 
 
-@examples(60)
 @given(
     salt=st.integers(0, 30),
     work=st.lists(works, min_size=6, max_size=6),

@@ -12,7 +12,6 @@ from msgspec import structs
 from loadtest.simulated_peers.peer_pickers import MooncakeConductor
 from router.decision import Candidate, Direct, Pull
 from router.types import InFlight, Link, Links, Scene
-from tests.examples import examples
 from tests.kit.scenes import SPEED, pod, works
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, chosen, decided, fleet
 
@@ -89,7 +88,6 @@ def test_unknown_kv_bytes_prevent_a_pull() -> None:
     )
 
 
-@examples(60)
 @given(seen=fleets)
 def test_without_a_link_it_is_the_local_variant(seen: Scene) -> None:
     """Candidate for candidate."""
@@ -97,7 +95,6 @@ def test_without_a_link_it_is_the_local_variant(seen: Scene) -> None:
     assert decided(unlinked, NAME).candidates == decided(unlinked, "mooncake_local").candidates
 
 
-@examples(80)
 @given(seen=fleets, threshold=st.sampled_from([1.0, 2.0, 8.0]))
 def test_every_pull_brings_more_from_another_pod(seen: Scene, threshold: float) -> None:
     """By more than the threshold; and every explanation sums to its price."""

@@ -11,7 +11,6 @@ from msgspec import structs
 
 from loadtest.simulated_peers.peer_pickers import AibrixPrefixCache, Dynamo, LlmD, SglangCacheAware
 from router.types import InFlight, PodLoad
-from tests.examples import examples
 from tests.kit.scenes import SPEED, pod, request
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, busy, chosen, decided, fleet
 
@@ -32,7 +31,6 @@ def test_neither_load_nor_cache_changes_the_choice() -> None:
 matches = st.lists(st.integers(0, BLOCKS), min_size=1, max_size=6)
 
 
-@examples(50)
 @given(held=matches, requests=st.lists(st.integers(0, 500), min_size=6, max_size=6))
 def test_the_longest_match_wins_under_any_load(held: list[int], requests: list[int]) -> None:
     """A retry tries the next longest."""
@@ -202,7 +200,6 @@ def test_of_equal_matches_the_one_with_fewer_requests_wins(name: str) -> None:
     assert chosen(fleet(there, request=request(name)), "aibrix_prefix_cache") == "b"
 
 
-@examples(60)
 @given(requests=st.lists(st.integers(0, 40), min_size=1, max_size=6), held=st.lists(st.integers(0, 100), min_size=6))
 def test_no_pod_far_above_the_mean_is_chosen(requests: list[int], held: list[int]) -> None:
     """The bound holds, and an imbalance leaves the least loaded only."""

@@ -28,7 +28,6 @@ from router.errors import ClientError, ConfigError, FleetError
 from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, PrefixTrust, Scene
-from tests.examples import examples
 from tests.kit.scenes import POLICIES, pod, prompt_of, request, scene, scenes
 from tests.lab.simulated_peers.fleets import BLOCKS, IDLE, TOKENS, busy, chosen, decided, fleet
 
@@ -59,7 +58,6 @@ def test_the_file_spells_out_the_peers_defaults(name: str) -> None:
     assert picker == type(picker)()
 
 
-@examples(100)
 @given(seen=scenes(linked=False), name=st.sampled_from(PEERS))
 def test_prices_and_plans_are_unchanged_without_pulls(seen: Scene, name: str) -> None:
     """A peer only orders candidates; a candidate's price stays the expected time to first token."""
@@ -141,7 +139,6 @@ def test_a_pod_without_an_entry_is_idle() -> None:
     assert inflight_of(seen, b).requests == 4
 
 
-@examples(60)
 @given(scores=st.lists(st.integers(0, 3), min_size=1, max_size=8), name=st.text(min_size=1, max_size=8))
 def test_the_lowest_comes_first_and_the_rest_ascends(scores: list[int], name: str) -> None:
     """Each candidate stays in the list."""

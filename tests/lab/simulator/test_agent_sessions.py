@@ -22,7 +22,6 @@ from loadtest.simulator.agent_sessions import (
 )
 from loadtest.simulator.traffic import Session, TrafficRequest
 from router.errors import ConfigError
-from tests.examples import examples
 
 BLOCK = 64
 AGENT_SESSIONS = Path(__file__).parents[4] / "shared/data/agent_sessions.jsonl"
@@ -91,7 +90,6 @@ def test_a_prompt_shorter_than_its_tools_has_only_its_own_blocks() -> None:
 agents = st.lists(st.integers(1, 40).map(lambda n: agent(*[(200, None, 0)] * n, every_s=300.0)), min_size=1, max_size=4)
 
 
-@examples(30)
 @given(recorded=agents, speedup=st.sampled_from([0.5, 1.0, 3.0]), seed=st.integers(0, 5))
 def test_no_request_is_recorded_after_the_end(recorded: list[AgentSession], speedup: float, seed: int) -> None:
     """Starts are in order, and every session begins."""

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from loadtest.simulator.generate import Bursts, Kind, TrafficMix
 from loadtest.simulator.traffic import Session
-from tests.examples import examples
 
 BLOCK = 16
 
@@ -70,7 +69,6 @@ shapes = st.builds(
 )
 
 
-@examples(40)
 @given(shapes, st.integers(0, 9))
 def test_each_prompt_of_a_session_extends_the_previous_answer(kind: Kind, seed: int) -> None:
     """Lengths grow, and full blocks stay the same and are unique."""
@@ -86,7 +84,6 @@ def test_each_prompt_of_a_session_extends_the_previous_answer(kind: Kind, seed: 
             assert len(set(ask.blocks)) == len(ask.blocks)
 
 
-@examples(30)
 @given(st.integers(0, 100), st.integers(0, 9))
 def test_sessions_share_exactly_the_whole_blocks_of_their_prefix(prefix_tokens: int, seed: int) -> None:
     """Blocks after it, including the one that it fills partly, belong to one session."""

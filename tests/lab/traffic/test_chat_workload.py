@@ -19,14 +19,12 @@ from loadtest.traffic.chat_workload import (
     poisson,
     sessions,
 )
-from tests.examples import examples
 
 
 def long_run() -> list[ChatSession]:
     return sessions(7, duration_s=100.0, sessions_per_s=4.0)
 
 
-@examples(10)
 @given(st.integers(0, 2**32))
 def test_the_same_seed_gives_the_same_sessions(seed: int) -> None:
     """Two runs with one seed send the same requests."""

@@ -15,7 +15,8 @@ from router.errors import UpstreamBroken
 from router.prompt.tokenizer import Tokenizer
 from router.request.continuation.answer_words import AnswerWords
 from router.request.continuation.joiner import Joiner, StopWatch
-from router.request.continuation.stream import Recorder
+from router.request.continuation.plan import Continue
+from router.request.continuation.stream import Record, Recorder
 from router.request.continuation.stream_events import MAX_REMEMBERED_BYTES
 from router.request.continuation.terms import MAX_STOP_CHARACTERS, terms_of
 from router.request.effects import Downstream
@@ -35,6 +36,26 @@ def first_event(ids: int) -> bytes:
 def feeds(reader: Recorder | Joiner, sent: bytes) -> list[Callable[[], object]]:
     pieces = [sent[begin : begin + PIECE_BYTES] for begin in range(0, len(sent), PIECE_BYTES)]
     return [lambda piece=piece: reader.feed(piece) for piece in pieces]  # type: ignore[misc]
+
+
+def test_a_prompt_that_is_too_long_is_forgotten() -> None:
+    reader = Recorder(TERMS, asks_ids=True)
+    for feed in feeds(reader, first_event(1_000_000)):
+        feed()
+    assert reader.has_begun and not reader.fault
+    assert reader.record.forgotten == "too long" and reader.record.prompt == b""
+
+
+def test_a_long_prompt_is_remembered_and_continued() -> None:
+    reader = Recorder(TERMS, asks_ids=True)
+    ids = b"123456," * 139_999 + b"1"
+    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids)
+    joiner = Joiner(TERMS, Record(), found, None)
+    for each in (reader, joiner):
+        for feed in feeds(each, first_event(140_000)):
+            feed()
+    assert reader.record.prompt.count(b",") == 139_999
+    assert joiner.has_begun and not joiner.fault
 
 
 def test_what_is_kept_of_a_first_event_while_it_comes_is_bounded() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtest.mock_engine.pinned_kv import HandoffCounters, PinnedKv, PinTable
-from tests.examples import examples
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 HOURS_S = 9999.0
@@ -80,7 +79,6 @@ async def test_a_reused_key_drops_its_older_kv() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["keep", "take", "free", "drop"]), st.sampled_from("ab"))))
-@examples(40)
 def test_every_block_is_released_exactly_once(acts: list[tuple[str, str]]) -> None:
     """In any order of add, take, free, drop and clear."""
     released = Counter[int]()

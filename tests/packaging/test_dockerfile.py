@@ -16,7 +16,7 @@ import httpx
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.image.dockerfile import ScratchRoot, Stage, stages
+from tests.packaging.dockerfile import ScratchRoot, Stage, stages
 from tests.redis_servers.server import free_port
 
 pytestmark = pytest.mark.net
