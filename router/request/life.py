@@ -52,7 +52,7 @@ class Observers:
 
 
 COMPARED_EVERY = 10_000
-"""Of as many chats, the tokens of one are compared with its pod's count."""
+"""Chats per chat whose tokens are compared with the count of its pod."""
 
 
 class Core:
