@@ -107,6 +107,13 @@ class RequestContext(msgspec.Struct, eq=False):
         if self.prompt is not None:
             self.prompt = _without_tokens(self.prompt)
 
+    def begin_again(self, request: InferenceRequest) -> None:
+        """Begin with another model. What was found for the last one counts no more, but for its failures."""
+        self.request, self.reader = request, ResponseReader(self.reader.format)
+        self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
+        self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
+        self._split_refusal = None
+
     def ask_no_usage(self) -> None:
         """Send the body without what only the router has asked for."""
         if self.request.usage is UsageShown.NONE:

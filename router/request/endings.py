@@ -236,6 +236,7 @@ def ended_of(
         context.recorded,
         used,
         request.name,
+        request.fallback,
     )
 
 
