@@ -42,6 +42,9 @@ class _Target(NamedTuple):
     fallback: str = ""
 
 
+_NO_NAME = _Target("")
+
+
 class RequestReader:
     """Reads requests of all APIs. `configured`: names of models that will be served, perhaps by pods that have not
     started yet. `names`: of the file of names, if there is one."""
@@ -82,11 +85,11 @@ class RequestReader:
             parsed = PARSERS[endpoint].parse(body, max_messages=self._max_messages)
         session = self._session(named, parsed, tenant)
         owner = tenant.name or _name(named, self._tenant_header)
-        target = _Target((parsed and parsed.model) or given_model or self._only_model(tenant))
+        model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            target = self._served(self._chosen(target.model, stored_model, named, tenant, owner, key))
-        base, adapter = self._resolve(target.model, tenant, target.name)
+            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
+        base, adapter = self._resolve(target.model or model, tenant, target.name)
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)

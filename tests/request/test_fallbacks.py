@@ -14,6 +14,7 @@ from router.admission.tenant import Slo, Tenant, allowed_names
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.fleet.fleet import PodEvent
 from router.observe.declared import of_requests
+from router.request.context import ttft_of_one_pod
 from router.types import PrefixTrust
 from tests.kit.memory_front import TOKEN, MemoryExchange, MemoryRouter
 
@@ -51,6 +52,21 @@ def test_pods_that_cannot_be_reached() -> None:
         served.fail(ConnectFailed("gone", pod=served.asked[-1]))
     assert {*served.asked[:2]} == {"a", "b"}
     assert is_served_by_fallback(rig, served, "connect_failed")
+
+
+def test_the_time_of_failed_attempts_is_not_that_of_the_fallback() -> None:
+    """Its first token is no vote on its pod, and does not correct its prices."""
+    rig = rig_of()
+    for model in ("chat", "n"):
+        served = rig.chat(model=model)
+        for _ in range(2 if model == "chat" else 0):
+            rig.now_s += 30.0
+            served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+        assert served.context is not None and served.asked[-1] == "c"
+        served.head()
+        served.piece(TOKEN)
+        assert (ttft_of_one_pod(served.context) is None) == (model == "chat")
+        served.end()
 
 
 def test_pods_that_are_ejected() -> None:
