@@ -1,7 +1,6 @@
 """Where does a request go? The phases match and decide.
 
-Collects what `policy.decide` needs: the pods that have the prompt's blocks, and a snapshot of the fleet. Nothing is
-sent, and nothing is booked.
+Collects what `policy.decide` needs: the pods that have the prompt's blocks, and a snapshot of the fleet. Books nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class RequestDecisions:
         scene = self._scene(context, match, now_s)
         context.workload, context.policy = self._policy_for(scene, context.head.headers)
         decision = decide(scene, context.policy)
-        self.redecided(context, scene, decision)
+        self.keep_decision(context, scene, decision)
         if slo := context.tenant.slo or self.routing.slo_of(context.request.model):
             speed = decision.candidates[0].pod.speed
             context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
@@ -87,7 +86,8 @@ class RequestDecisions:
         scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
         return scene, decide(scene, context.policy)
 
-    def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
+    def keep_decision(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
+        """Make this decision, the first or a later one, that of the request, and record it."""
         assert context.policy is not None
         context.decision = decision
         at_s = self.clock.unix_s()

@@ -1,6 +1,6 @@
 """The life of a request: `Core.serve` reads from top to bottom.
 
-    admit -> fingerprint -> match -> decide -> wait -> attempt -> relay -> settle
+    admit -> fingerprint -> match -> decide (and wait) -> attempt -> relay -> settle
 
 A front reads bytes into a `RequestContext` (`reading.py`) and awaits `serve`. Every wait is a method of its `Effects`,
 so nothing here has a socket, loop or clock: the HTTP front, the picker, the simulator and a front in memory drive the

@@ -341,7 +341,7 @@ def test_equal_decode_pods_are_taken_in_turn() -> None:
 
 
 def test_a_decode_pod_with_a_part_of_the_prompt_is_preferred_in_every_turn() -> None:
-    """Of those that are priced."""
+    """The pods among those that are priced."""
     for turn in range(6):
         seen = equal_decode_pods(turn)
         priced = pairs(seen)
