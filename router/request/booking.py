@@ -52,6 +52,8 @@ class Booking:
             encoded = tokens_to_encode(pictures, plan.prefill.id, cached_tokens)
             self._prefill_lease = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s, encoded_tokens=encoded)
             self._response_lease = ledger.book(plan.decode, prompt_tokens, 0, now_s, prefills=False)
+            if plan.pull is not None:
+                self._begin_transfer(plan.pull.holder)
         else:
             encoded = tokens_to_encode(pictures, plan.pod.id, cached_tokens)
             self._response_lease = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s, encoded_tokens=encoded)
@@ -123,6 +125,9 @@ class Booking:
         self._end_transfer()
 
     def _begin_transfer(self, holder: PodId) -> None:
+        """The holder sends now; what a prefill pod pulled from another has come."""
+        if self._sending is not None:
+            self._ledger.pull_ended(self._sending)
         self._sending = holder
         self.concurrent_transfers = self._ledger.pull_began(holder)
 
