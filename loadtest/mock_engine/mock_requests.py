@@ -121,6 +121,8 @@ class RequestParser:
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
         _, completion = _read(body, AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
+        if not prompts:
+            raise EngineError("this engine takes a prompt, got none", param="prompt")
         is_listed = isinstance(completion.prompt, list) and not isinstance(completion.prompt[0], int)
         if self._config.front_end == "rust" and is_listed:
             raise EngineError(_NO_PROMPT)
