@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from router.addresses import join_address, url_address, url_host
 from router.admission.tenant import Slo
 from router.decision import RouteDecision
@@ -141,7 +143,22 @@ class RequestDecisions:
         return number_of(prompt.hashes, threshold=_heavy_share(fleet, model))
 
     def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:
-        return PrefixMatch() if prompt is None else self.state.store.match(prompt, now_s)
+        if prompt is None:
+            return PrefixMatch()
+        found = self.state.store.match(prompt, now_s)
+        return found if not prompt.others else self._by_front_end(prompt, found, now_s)
+
+    def _by_front_end(self, prompt: PromptPrefix, found: PrefixMatch, now_s: float) -> PrefixMatch:
+        """A match of each pod by its own reading of the prompt."""
+        front_ends = {status.pod.id: status.pod.front_end for status in self.state.fleet.snapshot.pods}
+        others = dict(prompt.others)
+        blocks = {pod: held for pod, held in found.blocks.items() if front_ends.get(pod) not in others}
+        for front_end, other in prompt.others:
+            if other is not None:  # an engine computes at least the last token
+                usable = other.hashes[: (len(other.tokens) - 1) // other.block_size_tokens]
+                matched = self.state.store.match(replace(other, hashes=usable), now_s).blocks
+                blocks |= {pod: held for pod, held in matched.items() if front_ends.get(pod) == front_end}
+        return PrefixMatch(blocks, degraded=found.degraded)
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
         tokens = prompt_token_count(scene)

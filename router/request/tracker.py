@@ -175,9 +175,8 @@ class Tracker:
         clock_of = state.calibrator.clock
         tokens = context.prompt_tokens + context.answered_tokens
         booking = Booking(state.ledger, candidate, tokens, clock_of, now_s, pictures)
-        endpoint = context.request.endpoint
         self._booking = booking
-        self._predictions = AttemptPredictions(state, self._rules, candidate.plan, prompt, endpoint)
+        self._predictions = AttemptPredictions(state, self._rules, candidate.plan, prompt, context.request)
         if context.request.stream and not context.is_unseen:
             return None
         return max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK
