@@ -39,17 +39,9 @@ IMAGES: Mapping[str, str] = {part: name for name, engine in ENGINES.items() for 
 """Engines by a part of the name of their image."""
 
 
-<<<<<<< HEAD
-def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[Conversion] | None:
-    """How the pods that serve a model make a chat of a body. None if there is no pod, if the engine has no such
-    endpoint, or if engines or their front ends differ: each would read another prompt."""
-    front_ends = _front_ends(fleet, model, endpoint)
-    return conversion_by(*front_ends[0], endpoint) if len(front_ends) == 1 else None
-=======
 Readings: TypeAlias = Sequence[tuple[str, type[Conversion] | None]]
 """How each front end makes a chat of a body; None where it reads it as vLLM does, or not at all."""
 ONE_READING: Readings = (("", None),)
->>>>>>> main
 
 
 @lru_cache(maxsize=64)
@@ -83,9 +75,9 @@ def picture_identities(fleet: FleetSnapshot, model: str, *, proven: bool = True)
 
 
 @lru_cache(maxsize=64)
-def _front_ends(fleet: FleetSnapshot, model: str, path: str = "") -> tuple[tuple[str, str], ...]:
-    """Engine and front end of the pods that serve a model, but for those that lack the path."""
-    pods = (status.pod for status in fleet.pods if status.pod.serves(model) and path not in status.pod.lacks)
+def _front_ends(fleet: FleetSnapshot, model: str) -> tuple[tuple[str, str], ...]:
+    """The engines of a model's pods, each with its front ends."""
+    pods = [status.pod for status in fleet.pods if status.pod.serves(model)]
     return tuple({(pod.engine, pod.front_end): None for pod in pods})
 
 

@@ -255,18 +255,9 @@ def _outstanding_ms(at: Placement) -> float:
 
 
 def _can_pull(pod: Pod, holder: Pod) -> bool:
-<<<<<<< HEAD
-    """Whether both have the same KV format and pull dialect, and read prompts alike."""
-    return bool(pod.pulls) and _pull_kind(pod) == _pull_kind(holder)
-
-
-def _pull_kind(pod: Pod) -> tuple[str, ...]:
-    return pod.pulls, pod.engine, pod.version, pod.front_end
-=======
     """Whether both have the same KV format and pull dialect."""
     alike = (pod.pulls, pod.engine, pod.version, pod.front_end)
     return bool(pod.pulls) and alike == (holder.pulls, holder.engine, holder.version, holder.front_end)
->>>>>>> main
 
 
 @lru_cache(maxsize=SNAPSHOTS)

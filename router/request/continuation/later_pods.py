@@ -13,7 +13,7 @@ from typing import TypeVar
 from router.decision import Candidate, Direct, RouteDecision
 from router.request.context import RequestContext
 from router.request.fleet_state import FleetState
-from router.types import Endpoint, Pod, PodId
+from router.types import Endpoint, PodId
 
 MOVED = "moved"
 """Why a stream leaves a pod that is drained, which has not failed: it may come back once the pod is another one."""
@@ -38,20 +38,11 @@ def other_pod(context: RequestContext, decision: RouteDecision, endpoint: Endpoi
         is_proven = endpoint in pod.continues or (
             endpoint not in first.continues and (pod.continues or not first.continues)
         )
-<<<<<<< HEAD
-        alike = is_proven and _kind(pod) == _kind(first)
-=======
         own, others = (pod.engine, pod.version, pod.front_end), (first.engine, first.version, first.front_end)
         alike = is_proven and own == others
->>>>>>> main
         if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
             return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
     return None
-
-
-def _kind(pod: Pod) -> tuple[str, ...]:
-    """Pods of one kind write the same stream."""
-    return pod.engine, pod.version, pod.front_end
 
 
 def move_ms(state: FleetState, context: RequestContext, answered: int, last_s: float) -> float | None:
