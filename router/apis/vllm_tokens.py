@@ -26,7 +26,7 @@ DETOKENIZE = Api(
 DECISIONS, SYSTEMONE = (
     Api(path=path, prompt=PromptKind.NONE, may_name_no_model=True) for path in ("/v1/decisions", "/v1/systemone")
 )
-"""Typed questions about a text. vLLM refuses any field that it does not know; nothing but a salt may be added."""
+"""Typed questions about a text. vLLM refuses any field that it does not know; only a salt may be added."""
 GENERATE = Api(
     path="/generate",
     prompt=PromptKind.NONE,

@@ -139,7 +139,7 @@ class ChatTemplate:
 
 def _own_fields(body: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Variables that are fields of the request. Who continues the final message begins no other one: vLLM's front end
-    in Python wants to be told so, that in Rust does not. `reasoning_effort` also sets `enable_thinking`, unless
+    in Python wants both fields, that in Rust only one. `reasoning_effort` also sets `enable_thinking`, unless
     `chat_template_kwargs` do."""
     continues = checked(body, "continue_final_message", bool, False)
     fields = {
