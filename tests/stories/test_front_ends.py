@@ -74,7 +74,7 @@ async def test_what_a_pod_lacks_is_tried_elsewhere_before_it_is_known(
 
 
 async def test_a_message_is_continued_where_a_pod_does_it_unasked_for_no_other(deploy: Deploy) -> None:
-    """That in Python wants `add_generation_prompt: false` in addition; its clients receive its refusal where there is no other."""
+    """That in Python wants `add_generation_prompt: false` in addition, and refuses it where there is no other."""
     started = [*HELLO, {"role": "assistant", "content": "Well, "}]
     async with deploy(engines=MIXED, policy="round_robin") as deployment:
         for _ in range(10):
