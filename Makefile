@@ -13,12 +13,15 @@ DOCS := $(HOME)/.cache/warmroute/docs/env
 OLD_ENVOY := $(HOME)/.cache/warmroute/envoy/1.37
 unexport PYTHONDONTWRITEBYTECODE  # each process would compile the sources again
 
-SAMPLE ?= 200
+SAMPLE ?= 300
 PACKAGES ?=
 CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
+PROFILE ?= ci
+SERVERS ?= valkey
+PYTEST = WARMROUTE_TEST_SERVERS=$(SERVERS) $(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile $(PROFILE)
 SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
 
-.PHONY: install try demo test docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
+.PHONY: install try demo test test-lab test-packaging docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
 
 install: $(VENV)/.ready     ## warmroute with everything that its tests need, in .venv
 
@@ -27,16 +30,22 @@ try: $(VENV)/.demo          ## warmroute with mock engines alone, in .venv: less
 demo: $(VENV)/.demo         ## a small fleet of mock engines, three policies, one table
 	$(BIN)/warmroute demo
 
-test: $(VENV)/.ready redis promtool  ## everything that needs no engine, and the slowest tests
-	$(BIN)/pytest -q -n $(JOBS) --dist worksteal --durations 15 --durations-min 1
+test: $(VENV)/.ready promtool  ## everything that needs no engine: four minutes on two cores
+	$(PYTEST)
 
-quick: $(VENV)/.ready       ## the core without its slowest tests: no sockets, under 20 s
+test-lab: $(VENV)/.ready    ## the laboratory: simulator, mock engine, load tests and their commands: two minutes
+	$(PYTEST) -o norecursedirs=".*" tests/lab
+
+test-packaging: $(VENV)/.ready  ## wheel, image, release and the tour itself: built and tried; a minute
+	$(PYTEST) -o norecursedirs=".*" tests/packaging
+
+quick: $(VENV)/.ready       ## the core without its slowest tests: no sockets, under 15 s
 	$(BIN)/pytest -q -n $(JOBS) -m "not net" --hypothesis-profile quick $(CORE) $(addprefix --ignore=,$(SLOW_CORE))
 
-redis:                      ## Redis 7, in addition to the Valkey that comes as a wheel; tests run against both, or what is installed
+redis:                      ## Redis 7, in addition to the Valkey that comes as a wheel; `make test SERVERS=valkey,redis` tests against both
 	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
 		&& apt-get update -q >/dev/null && apt-get install -y -q redis-server >/dev/null; } \
-		|| echo "no redis-server here: the index is tested against Valkey alone"
+		|| echo "no redis-server here: only Valkey can be tested"
 
 promtool: $(VENV)/.ready    ## Prometheus and its check of the alerts, from Debian's package, without installing it
 	@(command -v promtool && command -v prometheus) >/dev/null || (test -x $(BIN)/promtool && test -x $(BIN)/prometheus) \

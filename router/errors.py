@@ -303,6 +303,13 @@ class UsageRefused(UpstreamError):
     without_pods = "The pod has refused a field of the request."
 
 
+class NotServed(UpstreamError):
+    """The pod lacks what the request needs, such as an endpoint, and has said so at once: no failure of the pod."""
+
+    code = "not_served"
+    without_pods = "The pod does not serve this request."
+
+
 class UpstreamTimeout(UpstreamError):
     """A pod has worked on the request for as long as it may; a request that is sent again is computed again."""
 

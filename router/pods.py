@@ -91,6 +91,8 @@ class Pod:
     """The path or name that its engine loaded its model from; empty if unknown."""
     version: str = ""
     """Version of its engine; KV is exchanged only between pods of one engine and version."""
+    front_end: str = ""
+    """`rust` for vLLM's front end in Rust; empty for the one in Python, or where the engine has only one."""
     handoff: str = ""
     """Dialect of its prefill/decode handoffs; empty if it has none."""
     handoff_port: int | None = None
@@ -113,6 +115,8 @@ class Pod:
     """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
     continues: frozenset[Endpoint] = frozenset()
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
+    lacks: frozenset[str] = frozenset()
+    """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
     refuses_usage: bool = False
     """Whether it has refused the usage of a stream, which the router asks for."""
     uid: str = ""

@@ -66,6 +66,8 @@ class RequestInputs(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     stream: bool = False
     max_output_tokens: int | None = None
+    name: str = ""
+    """The name that its client asked for, as the file of names has it; "" if it asked for the model."""
 
 
 class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Generator, Iterator
 from functools import cache
 from typing import Any
@@ -13,12 +14,16 @@ from typing import Any
 import pytest
 from httpx import _config as httpx_config
 from httpx._transports import default as httpx_transports
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("each run", deadline=None, max_examples=40)  # other examples in each; timings are no tests
-settings.register_profile("quick", deadline=None, max_examples=15)  # `make quick`
-settings.register_profile("thorough", deadline=None, max_examples=1000)  # pytest --hypothesis-profile thorough
-settings.load_profile("each run")
+TIMELESS: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=15, derandomize=True, **TIMELESS)  # `make quick`
+settings.register_profile("ci", max_examples=40, derandomize=True, **TIMELESS)  # `make test`: the same examples in each
+settings.register_profile("night", max_examples=1000, **TIMELESS)  # other examples every night
+settings.load_profile("ci")
+
+SLOWEST, SLOW_S = 5, 1.0
+MOST_LINE = 110
 
 
 @pytest.hookimpl(wrapper=True)
@@ -32,6 +37,23 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The slowest tests, and what was skipped and why."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    taken_s, skipped = Counter[str](), Counter[str]()
+    for report in reports:
+        if isinstance(report, pytest.TestReport):
+            taken_s[report.nodeid] += report.duration  # type: ignore[assignment]
+        if getattr(report, "skipped", False) and isinstance(report.longrepr, tuple):
+            skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    lines = [f"{seconds:6.1f} s  {name}" for name, seconds in taken_s.most_common(SLOWEST) if seconds >= SLOW_S]
+    lines += [f"{number:6} skipped: {reason}" for reason, number in skipped.most_common()]
+    if lines:
+        terminalreporter.section("slowest, and skipped")
+        for line in lines:
+            terminalreporter.line(line if len(line) <= MOST_LINE else f"{line[: MOST_LINE - 3]}...")
 
 
 @pytest.fixture(scope="session")

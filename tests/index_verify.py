@@ -28,7 +28,7 @@ from router.stores.redis_connection import connect
 from router.stores.redis_schema import BlockPlace, Keys
 from router.types import BlockHash, BlocksCleared, Generation, Pod
 from tests.index.decoding import decode_batch
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 TIMEOUT_S = 5.0
 

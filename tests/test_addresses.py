@@ -19,7 +19,7 @@ from router.frontends.extproc.metadata import host_of
 from router.frontends.extproc.picks import gateway_address
 from router.frontends.http.upstream import UpstreamPool
 from router.request.decisions import addresses_of
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 ZONE = "has a zone"
 

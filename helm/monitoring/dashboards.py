@@ -178,6 +178,7 @@ OVERVIEW = Dashboard(
             "Tenants",
             (
                 _rate("Requests by tenant", "reqps", of_requests.CLASS_REQUESTS, "tenant", "The 20 busiest."),
+                _rate("Requests by name", "reqps", of_requests.NAMED_REQUESTS, "name model", "Of the file of names."),
                 _rate("Requests by class", "reqps", of_requests.CLASS_REQUESTS, "class"),
                 _panel(
                     "Prompt tokens by tenant",

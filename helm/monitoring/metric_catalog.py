@@ -42,6 +42,7 @@ LABELS = {
     "met": "`true` or `false`",
     "matching": "`events`, `predicted`, `no_events` or `off`",
     "model": "Models of the configuration and of pods; empty where a request names none of them",
+    "name": "Names of the file of names",
     "phase": "The seven phases of a request",
     "pod": "Pods of the fleet; a pod's series leave with it",
     "placement": "`chosen`: where requests were sent; `round_robin`: to all pods in turn; or `least_load`: to the pod"

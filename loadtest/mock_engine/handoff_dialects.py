@@ -30,6 +30,8 @@ class PrefillLeg:
     """Finish reason of a response that is cut after its first token; None: not cut."""
     awaits_delivery: bool = False
     """Respond only once a decode leg has the KV."""
+    releases: DecodeLeg | None = None
+    """Offered KV of another engine that is released first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +128,18 @@ class MockNixl(MockDialect):
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """Without a complete address the request is not a decode leg."""
         params = _transfer_params(request)
-        if params.get("do_remote_decode"):
-            return PrefillLeg(engine_request_id)
         names = ("remote_host", "remote_port", "remote_engine_id", "remote_request_id", "remote_block_ids")
-        if params.get("do_remote_prefill") and all(params.get(name) for name in names):
-            return DecodeLeg(_url_of(params), str(params["remote_request_id"]))
-        return None
+        held = DecodeLeg(_url_of(params), str(params["remote_request_id"])) if all(map(params.get, names)) else None
+        if params.get("do_remote_decode"):
+            return PrefillLeg(engine_request_id, releases=held)
+        return held if params.get("do_remote_prefill") else None
 
     def fields(self, request: GenerationRequest, pinned: PinnedKv, address: PeerAddress) -> HandoffFields:
-        """All parameters of the decode leg, as in vLLM 0.32."""
+        """All parameters of the decode leg, as in vLLM 0.32; of a decode leg, those of the next turn's prefill leg."""
+        is_prefill = not _transfer_params(request).get("do_remote_prefill")
         params = {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
+            "do_remote_prefill": is_prefill,
+            "do_remote_decode": not is_prefill,
             "remote_block_ids": [pinned.blocks],
             "remote_engine_id": address.engine_id,
             "remote_request_id": pinned.key,

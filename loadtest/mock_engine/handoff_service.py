@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from itertools import takewhile
@@ -109,7 +110,17 @@ class HandoffService:
             raise EngineError(f"Extra inputs are not permitted: {', '.join(sorted(forbidden))}")
         return self.dialect.leg(request, engine_request_id)
 
+    def offers(self, leg: HandoffLeg) -> bool:
+        """Whether the KV of the answer is held for the next turn."""
+        return self._config.bidirectional and isinstance(leg, DecodeLeg)
+
     # --- decode side ---
+
+    async def release(self, offered: DecodeLeg) -> None:
+        """Let the engine release the KV that it has offered, which only engines with the switch do."""
+        if self._config.bidirectional:
+            with suppress(UpstreamError, ValueError):
+                await self._post(offered.url, b"/_kv/take", _TakeBody(offered.key, 0, "", False, 0))
 
     async def load(self, request: GenerationRequest, leg: HandoffLeg) -> LoadedKv:
         """Load KV from an engine or the store. Raises `EngineError` if that fails, unless the dialect recomputes."""
@@ -167,28 +178,30 @@ class HandoffService:
         """Finish a computed request and return its response fields. Holds the KV of a prefill leg."""
         if isinstance(leg, StoreLookup):
             self._write_store(request)
+        if self.offers(leg):
+            return self.dialect.fields(request, self._pin(request, request.id, stream, offer=True), self.address)
         if not isinstance(leg, PrefillLeg):
             return NO_HANDOFF_FIELDS
         if not self.dialect.holds_kv(request.output.finish_reason):
             self._steps.cancel(stream)
             return self.dialect.fields_without_kv
-        pinned = self._pin(request, leg, stream)
+        pinned = self._pin(request, leg.key, stream)
         fields = self.dialect.fields(request, pinned, self.address)
         if leg.awaits_delivery:
             await self._await_delivery(pinned)
         return fields
 
-    def _pin(self, request: GenerationRequest, leg: PrefillLeg, stream: TokenStream) -> PinnedKv:
+    def _pin(self, request: GenerationRequest, key: str, stream: TokenStream, *, offer: bool = False) -> PinnedKv:
         cache, table = self._steps.pod.cache, self._steps.pod.detach(stream.id)
         pinned = PinnedKv(
-            key=leg.key,
+            key=key,
             digest=_digest(request),
             tokens=table.computed_tokens,
             blocks=tuple(table.blocks),
             cached_tokens=stream.cached_tokens,
             release=partial(cache.release, table),
         )
-        self.pins.add(pinned)
+        self.pins.add(pinned, self._config.offer_ttl_s if offer else None)
         return pinned
 
     async def _await_delivery(self, pinned: PinnedKv) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from itertools import count
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 from urllib.parse import parse_qs
 
 import msgspec
@@ -44,6 +44,19 @@ from router.types import Endpoint
 
 RELEASE = "0.32.0"
 """vLLM release whose HTTP interface this is."""
+RUST_RELEASE = "0.33.0"
+"""The first one with a front end in Rust."""
+_NOT_IN_RUST = frozenset(
+    {
+        Endpoint.MESSAGES.value,
+        Endpoint.COUNT_TOKENS.value,
+        "/v1/chat/completions/batch",
+        "/v1/decisions",
+        "/v1/systemone",
+    }
+)
+"""Paths that its front end in Rust answers with 501. Others that it has not got have a 404 without a body."""
+_USE_PYTHON = "Set VLLM_USE_RUST_FRONTEND=0 to use the Python frontend."
 _Handler: TypeAlias = Callable[[HttpExchange], Awaitable[None]]
 
 
@@ -120,7 +133,7 @@ class EngineApp:
             ("GET", "/v1/models"): _answer(lambda _: responses.models_body(config, sorted(adapters), created_s)),
             ("GET", "/health"): self._health,
             ("GET", "/metrics"): self._metrics,
-            ("GET", "/version"): _answer(lambda _: encode({"version": RELEASE})),
+            ("GET", "/version"): _answer(lambda _: encode(_version(config))),
             ("GET", "/kv_event_sources"): _answer(lambda _: encode(event_sources())),
             ("POST", "/tokenize"): _answer(self._tokens),
             ("POST", "/detokenize"): _answer(lambda body: encode({"prompt": self._parser.detokenize(body)})),
@@ -140,6 +153,8 @@ class EngineApp:
             if self._bearer and exchange.header(b"authorization") != self._bearer:
                 raise EngineError("Unauthorized", status=HTTPStatus.UNAUTHORIZED)
             handler = self._routes.get((exchange.method, exchange.path))
+            if self._config.front_end == "rust" and await self._is_left_out(exchange, handler is not None):
+                return
             if handler is None:
                 known = any(path == exchange.path for _, path in self._routes)
                 status = HTTPStatus.METHOD_NOT_ALLOWED if known else HTTPStatus.NOT_FOUND
@@ -153,6 +168,18 @@ class EngineApp:
             await exchange.respond(error.status, body)
         except asyncio.CancelledError:
             pass  # the client has disconnected
+
+    async def _is_left_out(self, exchange: HttpExchange, is_route: bool) -> bool:
+        """Answer as the front end in Rust for a path that it has not got."""
+        if exchange.path in _NOT_IN_RUST:
+            message = f"{exchange.method} {exchange.path} is not supported by the Rust frontend yet. {_USE_PYTHON}"
+            error = EngineError(message, status=HTTPStatus.NOT_IMPLEMENTED)
+            await exchange.respond(error.status, responses.error_body(error))
+            return True
+        if is_route and exchange.path != Endpoint.RESPONSES:
+            return False
+        await exchange.respond(HTTPStatus.NOT_FOUND)
+        return True
 
     # --- generation ---
 
@@ -174,6 +201,8 @@ class EngineApp:
             if leg is not None and not isinstance(leg, PrefillLeg):
                 with exchange.cancelled_on_disconnect():
                     loaded = await self._handoffs.load(request, leg)
+            elif leg is not None and leg.releases is not None:
+                await self._handoffs.release(leg.releases)
             tokens = self._steps.submit(
                 SimRequest(
                     id=engine_request_id,
@@ -182,7 +211,7 @@ class EngineApp:
                     adapter=request.adapter,
                     salt=request.salt,
                     loaded_tokens=loaded.tokens,
-                    pinned=isinstance(leg, PrefillLeg),
+                    pinned=isinstance(leg, PrefillLeg) or self._handoffs.offers(leg),
                 )
             )
             await self._respond(exchange, _Generation(request, form, leg, loaded, tokens, fault))
@@ -233,6 +262,10 @@ class EngineApp:
         if fault is not None and generation.breaks:
             end = min(total, 1 if fault.after_chunks is None else fault.after_chunks)
         frames, sent = generation.format.frames(generation.request, generation.created_s), 0
+        has_offers = self._config.handoff.streams_offers and isinstance(frames, responses.StreamFrames)
+        offers = cast(responses.StreamFrames, frames) if has_offers else None
+        if offers is not None:
+            offers.offer = None
         if opening := frames.opening():
             await exchange.write(opening)
         while sent < end:
@@ -240,12 +273,15 @@ class EngineApp:
             if fault is not None and fault.kind is FaultKind.SLOW:
                 await _pause_if_slow(exchange, fault)
                 ready = sent + 1
+            if offers is not None and ready == total:
+                offers.offer = (await self._finish(generation)).top.get("kv_transfer_params")
             await exchange.write(b"".join(frames.tokens(sent, ready)))
             sent = ready
         if generation.breaks:
             await self._break(exchange, generation, sent)
         else:
-            await self._finish(generation)
+            if offers is None:
+                await self._finish(generation)
             await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
 
     async def _break(self, exchange: HttpExchange, generation: _Generation, sent: int) -> None:
@@ -327,6 +363,11 @@ class EngineApp:
     async def _clear_faults(self, exchange: HttpExchange) -> None:
         self._faults.clear()
         await exchange.respond(HTTPStatus.OK)
+
+
+def _version(config: MockEngineConfig) -> dict[str, str]:
+    is_rust = config.front_end == "rust"
+    return {"version": RUST_RELEASE, "rust_frontend_version": RUST_RELEASE} if is_rust else {"version": RELEASE}
 
 
 def _answer(answer: Callable[[bytes], bytes], content_type: bytes = JSON) -> _Handler:

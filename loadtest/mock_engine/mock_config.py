@@ -61,6 +61,11 @@ class HandoffConfig:
     dialect: HandoffDialect = ""
     role: Role = Role.BOTH
     """Only `bootstrap` requires a role, because both of its legs have the same body."""
+    bidirectional: bool = False
+    """For `nixl`: vLLM's `bidirectional_kv_xfer`. A decode leg's answer offers its KV, held for `offer_ttl_s`."""
+    offer_ttl_s: float = 480.0
+    streams_offers: bool = False
+    """Whether streams have offers, as in vLLM 0.33: null in all chunks but the finishing one."""
     lease_s: float = 30.0
     wait_s: float = 30.0
     link: Link = RDMA
@@ -81,6 +86,8 @@ class MockEngineConfig(SimPodConfig):
     template: ChatTemplate | None = None
     """The template that `render` uses; without it, conversions of other APIs refuse what depends on the template."""
     adapters: tuple[str, ...] = ()
+    front_end: Literal["", "rust"] = ""
+    """`rust`: vLLM's front end in Rust, which lacks a part of the paths (0.33)."""
     host: str = "127.0.0.1"
     port: int = 0
     api_key: str = field(default="", repr=False)

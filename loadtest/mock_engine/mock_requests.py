@@ -55,6 +55,10 @@ class EngineError(Exception):
 _HANDOFF_FIELDS = ("kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
 
 
+_NO_PROMPT = "data did not match any variant of untagged enum Prompt at line 1 column 2"
+"""vLLM's front end in Rust of a list of prompts (0.33)."""
+
+
 def core_died() -> EngineError:
     """vLLM's error for each request whose engine core has ended."""
     message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -78,6 +82,8 @@ class GenerationRequest:
     audio: str = ""
     """The format of speech; "sse": events with it."""
     stream_interval: int = 1
+    answers: int = 1
+    """All are the same, that to the first prompt."""
     engine: str = ""
     """Identifies the engine in chats and completions: no other router says which pod responded."""
     handoff: Mapping[str, Any] = field(default_factory=dict)
@@ -112,10 +118,16 @@ class RequestParser:
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
         _, completion = _read(body, AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
-        if len(prompts) != 1:
-            raise EngineError(f"this engine takes one prompt per request, got {len(prompts)}", param="prompt")
+        is_listed = isinstance(completion.prompt, list) and not isinstance(completion.prompt[0], int)
+        if self._config.front_end == "rust" and is_listed:
+            raise EngineError(_NO_PROMPT)
         prompt = self._completion_prompt(prompts[0], completion.prompt)
-        return self._generation(f"cmpl-{request_id}", Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens)
+        request = self._generation(
+            f"cmpl-{request_id}", Endpoint.COMPLETIONS, completion, prompt, completion.max_tokens
+        )
+        if len(prompts) > 1 and request.stream:
+            raise EngineError(f"this engine streams the answer to one prompt, got {len(prompts)}", param="prompt")
+        return replace(request, answers=request.answers * len(prompts))
 
     def messages(self, body: bytes, request_id: str) -> GenerationRequest:
         raw, asked = _read(body, AskedMessage)
@@ -180,6 +192,10 @@ class RequestParser:
         options = body.stream_options
         _check_options(body, max_tokens)
         self._check_length(len(prompt.tokens), max_tokens or 1)
+        if (answers := body.n or 1) > 1 and self._config.front_end == "rust":
+            raise EngineError("Only n=1 is supported.", param="n")
+        if answers > 1 and body.stream:
+            raise EngineError(f"this engine streams only n=1, got {answers}", param="n")
         output = self._answers.output(endpoint, body, prompt, max_tokens)
         choice = body.tool_choice.get("type") if isinstance(body.tool_choice, dict) else body.tool_choice
         if choice not in (None, "auto", "none") and output.call is None:
@@ -199,6 +215,7 @@ class RequestParser:
             include_reasoning=not isinstance(body, AskedChat) or body.include_reasoning is not False,
             stream_interval=self._config.stream_interval,
             engine=self._engine,
+            answers=answers,
             handoff={name: value for name in _HANDOFF_FIELDS if (value := getattr(body, name)) is not None},
         )
 
@@ -329,8 +346,6 @@ def _check_options(body: AskedGeneration, max_tokens: int | None) -> None:
     for name in ("logprobs", "echo", "suffix") if isinstance(body, AskedCompletion) else ("logprobs",):
         if (value := getattr(body, name)) is not None and value is not False:
             raise EngineError(f"this engine does not support {name}", param=name)
-    if body.n not in (None, 1):
-        raise EngineError(f"this engine supports only n=1, got {body.n}", param="n")
     if max_tokens is not None and max_tokens < 1:
         raise EngineError(f"max_tokens must be at least 1, got {max_tokens}.", param="max_tokens")
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:

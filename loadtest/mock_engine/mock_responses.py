@@ -70,8 +70,9 @@ def error_frames(error: EngineError) -> bytes:
 def models_body(config: MockEngineConfig, adapters: Iterable[str], created_s: int) -> bytes:
     """The `/v1/models` body: served names, then adapters. An adapter has a parent and no length."""
     base = config.models[0]
-    cards = [_card(name, base, None, config.max_model_len, created_s) for name in config.models]
-    cards += [_card(name, f"/adapters/{name}", base, None, created_s) for name in adapters]
+    owner = "vllm-frontend-rs" if config.front_end == "rust" else "vllm"
+    cards = [_card(name, base, None, config.max_model_len, created_s, owner) for name in config.models]
+    cards += [_card(name, f"/adapters/{name}", base, None, created_s, owner) for name in adapters]
     return encode({"object": "list", "data": cards})
 
 
@@ -116,14 +117,15 @@ def unary_body(
     choice: dict[str, Any] = {"index": 0}
     choice |= {"message": _chat_message(request)} if chat else {"text": "".join(output.texts)}
     choice |= {"logprobs": None, "finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
-    body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice)
+    others = [{**choice, "index": index} for index in range(1, request.answers)]
+    body = _envelope(request, created_s, "chat.completion" if chat else "text_completion", choice, *others)
     if request.return_token_ids:
         choice["token_ids"] = output.tokens
         (body if chat else choice)["prompt_token_ids"] = request.prompt.tolist()
     choice |= handoff.choice
     body |= handoff.top
     body["system_fingerprint"] = request.engine
-    return encode(body | {"usage": usage(request, len(output.tokens), cached_tokens)})
+    return encode(body | {"usage": usage(request, len(output.tokens) * request.answers, cached_tokens)})
 
 
 class Frames(Protocol):
@@ -137,8 +139,13 @@ class Frames(Protocol):
     def closing(self, cached_tokens: int) -> bytes: ...
 
 
+NO_OFFERS = object()
+
+
 class StreamFrames(Frames):
     def __init__(self, request: GenerationRequest, created_s: int) -> None:
+        self.offer: Any = NO_OFFERS
+        """Transfer parameters of the finishing chunk, in releases whose chunks have them."""
         self._request = request
         self._chat = request.endpoint is Endpoint.CHAT
         self._created_s = created_s
@@ -184,7 +191,10 @@ class StreamFrames(Frames):
             said = {"text": "".join(piece.text for piece in pieces)}
         choice = self._choice(said, range(first, end), output.finish_reason if is_last else None)
         shows_engine = is_last and not self._request.include_usage
-        return self._frame(choice, end, {"system_fingerprint": self._request.engine} if shows_engine else {})
+        extra: dict[str, Any] = {"system_fingerprint": self._request.engine} if shows_engine else {}
+        if self.offer is not NO_OFFERS:
+            extra["kv_transfer_params"] = self.offer if is_last else None
+        return self._frame(choice, end, extra)
 
     def _choice(self, said: dict[str, Any], tokens: range, finish_reason: str | None) -> dict[str, Any]:
         output = self._request.output
@@ -261,8 +271,10 @@ def _envelope(request: GenerationRequest, created_s: int, kind: str, *choices: d
     return {"id": request.id, "object": kind, "created": created_s, "model": request.model, "choices": choices}
 
 
-def _card(name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int) -> dict[str, Any]:
-    card = {"id": name, "object": "model", "created": created_s, "owned_by": "vllm", "root": root, "parent": parent}
+def _card(
+    name: str, root: str, parent: str | None, max_model_len: int | None, created_s: int, owner: str
+) -> dict[str, Any]:
+    card = {"id": name, "object": "model", "created": created_s, "owned_by": owner, "root": root, "parent": parent}
     return card | {"max_model_len": max_model_len, "permission": []}
 
 
@@ -296,7 +308,8 @@ def metrics_body(config: MockEngineConfig, pod: SimPod, handoff: HandoffCounters
         "enable_prefix_caching": True,
         "engine": "0",
     }
-    lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_labels(cache)}}} 1.0")
+    if config.front_end != "rust":
+        lines += ("# TYPE vllm:cache_config_info gauge", f"vllm:cache_config_info{{{_labels(cache)}}} 1.0")
     return ("\n".join(lines) + "\n").encode()
 
 

@@ -55,11 +55,11 @@ class PinTable:
         """Keys whose blocks are in use: waiting or in transfer."""
         return (*self._waiting, *(pinned.key for pinned in self._in_transfer))
 
-    def add(self, pinned: PinnedKv) -> None:
-        """Hold `pinned` for `take`. Drops an older entry with the same key."""
+    def add(self, pinned: PinnedKv, lease_s: float | None = None) -> None:
+        """Hold `pinned` for `take`, for this time or the usual one. Drops an older entry with the same key."""
         if pinned.key in self._waiting:
             self._drop(pinned.key)
-        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, pinned.key)
+        timer = asyncio.get_running_loop().call_later(lease_s or self._lease_s, self._expire, pinned.key)
         self._waiting[pinned.key] = (pinned, timer)
         self._added.set()
         self._added = asyncio.Event()

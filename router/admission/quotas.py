@@ -95,11 +95,14 @@ class Quotas:
     def __init__(self, sharing: MeterSharing | None = None) -> None:
         self.sharing = sharing
         self._meters: dict[str, Meter] = {}
-        self._applied: dict[tuple[str, str, str], Applied] = {}
+        self._applied: dict[tuple[str, ...], Applied] = {}
 
-    def begin(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str, now_s: float) -> Hold | Short:
-        """Count a request of a tenant with these quotas, to this base model and adapter, unless a limit is reached."""
-        applied, second = self._applied_to(tenant, quotas, model, adapter), int(now_s)
+    def begin(
+        self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str, now_s: float, name: str = ""
+    ) -> Hold | Short:
+        """Count a request of a tenant with these quotas, to this base model and adapter, unless a limit is reached.
+        `name`: what it was asked by, if that is another name."""
+        applied, second = self._applied_to(tenant, quotas, model, adapter, name), int(now_s)
         for meter in applied.counted + applied.tokens if applied.is_short else applied.counted:
             if not self._admits(meter, second, 1):
                 return self._short(applied, meter, now_s, 1)
@@ -109,7 +112,7 @@ class Quotas:
     def receive(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Hold | Short:
         """Count a request as concurrent until `end`. Or, if none of the tenant's requests needs to be read, because no
         process has something left of a limit of all of them, that limit, a minute or at once."""
-        applied, second = self._applied_to(tenant, quotas, "", ""), int(now_s)
+        applied, second = self._applied_to(tenant, quotas), int(now_s)
         for meter in applied.counted:
             if not (self._admits(meter, second, 1) or self._may_fit(meter, second, 1)):
                 return self._short(applied, meter, now_s, 1)
@@ -118,7 +121,7 @@ class Quotas:
 
     def count(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> None:
         """Count a request whose model is not known, also beyond the limit."""
-        self._add(self._applied_to(tenant, quotas, "", "").requests, int(now_s), 1)
+        self._add(self._applied_to(tenant, quotas).requests, int(now_s), 1)
 
     def charge(self, hold: Hold, prompt_tokens: int, output_tokens: int, now_s: float) -> Short | None:
         """Count the tokens that a decided request is expected to cost, if they fit. If they do
@@ -158,24 +161,24 @@ class Quotas:
         if self.sharing is not None:
             self.sharing.mark_used(meters, second, amount)
 
-    def _applied_to(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str) -> Applied:
-        applied = self._applied.get((tenant, model, adapter))
+    def _applied_to(self, tenant: str, quotas: Sequence[Quota], *models: str) -> Applied:
+        applied = self._applied.get((tenant, *models))
         if applied is None or applied.quotas is not quotas:
-            applied = self._apply(tenant, quotas, model, adapter)
+            applied = self._apply(tenant, quotas, models)
         return applied
 
     # --- slow paths ---
 
-    def _apply(self, tenant: str, quotas: Sequence[Quota], model: str, adapter: str) -> Applied:
-        """The meters of these quotas that are for the model: known ones keep what they have counted."""
+    def _apply(self, tenant: str, quotas: Sequence[Quota], models: tuple[str, ...]) -> Applied:
+        """The meters of these quotas that are for one of these names: known ones keep what they have counted."""
         limits: dict[tuple[str, Dimension], int] = {}
         for quota in quotas:
-            if quota.model in ("", model, adapter):
+            if not quota.model or quota.model in models:
                 for dimension, limit in quota.limits().items():
                     key = quota.model, dimension
                     limits[key] = min(limit, limits.get(key, limit))
         meters = [self._meter(tenant, name, dimension, limit) for (name, dimension), limit in limits.items()]
-        applied = self._applied[tenant, model, adapter] = Applied(quotas, meters)
+        applied = self._applied[(tenant, *models)] = Applied(quotas, meters)
         return applied
 
     def _meter(self, tenant: str, model: str, dimension: Dimension, limit: int) -> Meter:

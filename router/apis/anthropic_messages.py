@@ -37,6 +37,7 @@ ANTHROPIC = Conventions(
     limits={b"requests": "requests", b"input-tokens": "prompt", b"output-tokens": "output"},
     limit_header=b"anthropic-ratelimit-%(of)b-%(value)b",
     resets_at_time=True,
+    ping=b'event: ping\ndata: {"type": "ping"}\n\n',
 )
 
 _CACHE_READ = count_named(b"cache_read_input_tokens")

@@ -71,6 +71,8 @@ class Conventions:
     """The name of a header, with `%(of)b` and `%(value)b`."""
     resets_at_time: bool
     """Whether the time until a limit is whole again is a time of day, else a duration."""
+    ping: bytes = b": keep-alive\n\n"
+    """What says in a stream that its request still waits."""
 
     def limit_headers(self, of: bytes) -> tuple[bytes, bytes, bytes]:
         """The names of the headers with limit, rest and reset of one limit."""

@@ -101,8 +101,9 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     `unfinished` is the outcome of a request without a result."""
     explanation, receipt = found.explanation, found.receipt
     policy = f"{explanation.policy} (version {explanation.version})"
+    model = f"{explanation.model} (asked for as {receipt.name})" if receipt.name else explanation.model
     parts: list[RenderableType] = [
-        printable(f"{explanation.request_id}  model {explanation.model}  policy {policy}"),
+        printable(f"{explanation.request_id}  model {model}  policy {policy}"),
         Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
         _choices(explanation.columns, receipt),
         Padding(_table(explanation, receipt, inputs=formulas), (1, 0, 0, 0)),

@@ -100,7 +100,8 @@ def _change(router: AdminClient, action: PodAction, name: str, why: str) -> None
 
 
 def _print_pods(pods: Sequence[_PodRow], drains: Mapping[str, str]) -> None:
-    """A table, then why pods are unusable or serve without prefix matching, and the drains that no pod shows."""
+    """A table, then what is particular of pods, such as why they are unusable or serve without prefix matching, and the
+    drains that no pod shows."""
     style = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
     table = folded_table("pod", "state", "role", "matching", "models", numbers=("running", "waiting", "KV"), **style)
     for one in pods:
@@ -123,5 +124,9 @@ def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
     for one in pods:
         if reason := one.get("state_reason"):
             yield f"{one['id']}: {one['state']}: {reason}"
+        if front_end := one.get("front_end"):
+            yield f"{one['id']}: front end: {front_end}"
+        if lacks := one.get("lacks"):
+            yield f"{one['id']}: does not serve: {', '.join(lacks)}"
         if one["matching_reason"]:
             yield f"{one['id']}: matching {one['matching']}: {one['matching_reason']}"

@@ -21,6 +21,7 @@ from router.config.models import (
     prior_speed,
     with_model_folders,
 )
+from router.config.names_file import read_names
 from router.config.pod_keys import read_key, read_key_variable
 from router.config.pod_schema import DiscoveredPods, PodConfig, credential_fields
 from router.config.policy_files import load_classes
@@ -91,6 +92,9 @@ def check_references(mistakes: MistakeList, config: RouterConfig) -> None:
     if config.tenants:
         with mistakes.elsewhere():
             TenantFile(Path(config.tenants)).read()
+    if config.names:
+        with mistakes.elsewhere():
+            read_names(Path(config.names))
     with mistakes.at("priors"):
         check_names(mistakes, config, all_priors(config.priors), load_link_classes())
     check_files(mistakes, config)

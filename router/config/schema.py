@@ -187,6 +187,10 @@ class Edge(Strict):
     session_headers: tuple[_HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
     """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
     defaults are those of OpenCode, Codex and Claude Code."""
+    keep_alive_s: PositiveFloat | None = None
+    """A stream that waits longer for its first token gets its head and a comment, then one each time: gateways that cut
+    silent connections keep it. Anthropic's API has the event `ping` for that. The status is 200 by then, so an error is
+    an event, and SDKs do not try again. Null: never."""
     tenant_header: _HeaderName = "x-tenant-id"
     """Header with the name of the tenant, where no `tenants` are configured: any client may send any. With them,
     the key decides."""
@@ -430,6 +434,9 @@ class RouterConfig(Strict):
     tenants: FilePath | None = None
     """A file of tenants with digests of their API keys, read again when it changes; `warmroute tenants key` makes keys.
     Without it, every client is served, and no key is checked."""
+    names: FilePath | None = None
+    """A file of names that clients may ask for, and the models that they become: aliases, canaries. Read again when it
+    changes."""
     models: tuple[ModelConfig, ...] = ()
     unlisted_models: Literal["load_only", "engine"] = "load_only"
     """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the

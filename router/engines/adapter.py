@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import msgspec
 
 from router.addresses import join_address, read_address, url_host
+from router.engines.lacks import COMMON_LACKS, Lack
 from router.engines.prometheus import LoadGauges, read_load
 from router.guards import Bound, in_range
 from router.prompt.apis.conversion import Conversion
@@ -64,6 +65,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Data-parallel ranks behind its URL, of which a request can select one."""
     adapters: tuple[str, ...] = ()
     version: str = ""
+    front_end: str = ""
     weights: str = ""
     """The path or name that the model was loaded from; empty where it is not reported."""
     max_model_len_tokens: int | None = None
@@ -133,7 +135,7 @@ class _Generated(msgspec.Struct):
 class EngineAdapter:
     """One engine's paths, metrics and bodies. An engine overrides what differs from these defaults."""
 
-    owner: str = ""
+    owners: tuple[str, ...] = ()
     """What it names as the owner of its models in /v1/models."""
     chart_names: tuple[str, ...] = ()
     """Its names in labels and annotations of charts, besides its name here."""
@@ -146,6 +148,8 @@ class EngineAdapter:
     gauges: LoadGauges
     faults_path: str = ""
     """Where its ranks report faults that the health path does not show."""
+    lack_answers: tuple[Lack, ...] = COMMON_LACKS
+    """The answers by which a pod says that it lacks what a request needs."""
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
     """Paths that `describe` reads; only the first is required."""
     kv_events_flag: str = ""
@@ -162,8 +166,13 @@ class EngineAdapter:
     conversions: Mapping[Endpoint, type[Conversion]] = {}
     """How it makes a chat of a body, for endpoints of `CONVERTED` that it has, and for chats where it reads them in its
     own way."""
+    front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {}
+    """The same by its other front ends."""
     identify_picture: Identify | None = None
     """How it identifies a picture; None where that is unknown."""
+
+    def conversions_of(self, front_end: str) -> Mapping[Endpoint, type[Conversion]]:
+        return self.front_ends.get(front_end, self.conversions)
 
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         """The pod's facts, for the rank of `pod`; None while it reports no models."""
@@ -203,6 +212,10 @@ class EngineAdapter:
     def continues(self, pod: Pod) -> bool:
         """Whether the pod's release gives the token ids of a stream, and takes them back as a prompt."""
         return False
+
+    def may_lack(self, pod: Pod) -> Sequence[str]:
+        """What a new pod is asked for, because others like it lack it."""
+        return ()
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from

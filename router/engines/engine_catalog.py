@@ -28,7 +28,7 @@ ENGINES: Mapping[str, EngineAdapter] = {
     "llamacpp": LlamaCpp(),
 }
 
-OWNERS: Mapping[str, str] = {engine.owner: name for name, engine in ENGINES.items() if engine.owner}
+OWNERS: Mapping[str, str] = {owner: name for name, engine in ENGINES.items() for owner in engine.owners}
 """Engines by what they name as the owner of their models in /v1/models."""
 CHART_NAMES: Mapping[str, str] = {
     each: name for name, engine in ENGINES.items() for each in (name, *engine.chart_names)
@@ -40,15 +40,20 @@ IMAGES: Mapping[str, str] = {part: name for name, engine in ENGINES.items() for 
 
 def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[Conversion] | None:
     """How the pods that serve a model make a chat of a body. None if there is no pod, if the engine has no such
-    endpoint, or if the engines differ: each would read another prompt."""
-    engines = _engines(fleet, model)
-    return ENGINES[engines[0]].conversions.get(endpoint) if len(engines) == 1 else None
+    endpoint, or if engines or their front ends differ: each would read another prompt."""
+    front_ends = _front_ends(fleet, model)
+    return conversion_by(*front_ends[0], endpoint) if len(front_ends) == 1 else None
+
+
+def conversion_by(engine: str, front_end: str, endpoint: Endpoint) -> type[Conversion] | None:
+    """How a front end of an engine makes a chat of a body; None as for `EngineAdapter.conversions`."""
+    return ENGINES[engine].conversions_of(front_end).get(endpoint)
 
 
 @lru_cache(maxsize=64)
 def accepts_salt(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> bool:
     """Whether all pods that serve a model accept `cache_salt` in a body."""
-    return all(endpoint in ENGINES[engine].salted for engine in _engines(fleet, model))
+    return all(endpoint in ENGINES[engine].salted for engine, _ in _front_ends(fleet, model))
 
 
 @lru_cache(maxsize=64)
@@ -63,8 +68,10 @@ def picture_identities(fleet: FleetSnapshot, model: str, *, proven: bool = True)
 
 
 @lru_cache(maxsize=64)
-def _engines(fleet: FleetSnapshot, model: str) -> tuple[str, ...]:
-    return tuple({status.pod.engine: None for status in fleet.pods if status.pod.serves(model)})
+def _front_ends(fleet: FleetSnapshot, model: str) -> tuple[tuple[str, str], ...]:
+    """The engines of a model's pods, each with its front ends."""
+    pods = [status.pod for status in fleet.pods if status.pod.serves(model)]
+    return tuple({(pod.engine, pod.front_end): None for pod in pods})
 
 
 DIALECTS: Mapping[str, Dialect] = {

@@ -6,13 +6,16 @@ by token.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from router.engines.adapter import MODELS_PATH, EngineAdapter, PodFacts, Responses, decode, known_size
+from router.engines.lacks import COMMON_LACKS, SEVERAL_ANSWERS, Lack
 from router.engines.prometheus import LoadGauges
 from router.types import Pod
 
@@ -31,13 +34,18 @@ class _Props(msgspec.Struct):
 class LlamaCpp(EngineAdapter):
     """llama-server. Its /tokenize takes text alone, so chats cannot be tokenized in one call."""
 
-    owner = "llamacpp"
+    owners = ("llamacpp",)
     chart_names = ("llama.cpp",)
     image_names = ("llama.cpp", "llama-cpp")
     gauges = LoadGauges(
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
         kv_usage=("llamacpp:kv_cache_usage_ratio",),
+    )
+    lack_answers = (
+        *COMMON_LACKS,
+        Lack(HTTPStatus.NOT_FOUND, re.compile(rb'.{,64}"File Not Found"')),
+        Lack(HTTPStatus.BAD_REQUEST, re.compile(rb".{,64}Only one completion choice is allowed"), SEVERAL_ANSWERS),
     )
     describe_paths = (MODELS_PATH, _PROPS_PATH)
 

@@ -50,7 +50,7 @@ class _ServerInfo(msgspec.Struct):
 class Sglang(EngineAdapter):
     """SGLang's OpenAI server. Its /health generates a token, so /v1/models is the health path."""
 
-    owner = "sglang"
+    owners = ("sglang",)
     image_names = ("sglang",)
     kv_events_flag = '--kv-events-config {"publisher":"zmq"}'
     health_path = MODELS_PATH

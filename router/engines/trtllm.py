@@ -11,7 +11,7 @@ from router.types import Endpoint
 
 
 class Trtllm(EngineAdapter):
-    owner = "tensorrt_llm"
+    owners = ("tensorrt_llm",)
     chart_names = ("tensorrt-llm", "trtllm-serve")
     image_names = ("tensorrt", "trtllm")
     salted = frozenset({Endpoint.CHAT})  # the models of other requests forbid it: serve/openai_protocol.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 
 import msgspec
 from msgspec.structs import replace
@@ -22,11 +23,13 @@ from router.engines.adapter import (
     rank_count,
 )
 from router.engines.handoff.vllm_connectors import takes_prompt_tokens
+from router.engines.lacks import COMMON_LACKS, LISTED_PROMPTS, SEVERAL_ANSWERS, Lack
 from router.engines.prometheus import LoadGauges, Sample, samples
 from router.guards import OutOfBounds
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
+from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.pictures.vllm_identifier import identify
 from router.types import Endpoint, Pod
 
@@ -34,6 +37,12 @@ _NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
 _VERSION_PATH = "/version"
+_RUST_OWNER = "vllm-frontend-rs"
+RUST_LACKS = (
+    *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value, "/v1/chat/completions/batch"),
+    *(SEVERAL_ANSWERS, LISTED_PROMPTS),
+)
+"""What the front end in Rust lacks in 0.33.0. Later ones will have some of it, so each pod is asked."""
 
 
 class _Source(msgspec.Struct):
@@ -44,6 +53,7 @@ class _Source(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: ReportedText = ""
+    rust_frontend_version: ReportedText = ""
 
 
 class _Rank(msgspec.Struct):
@@ -57,7 +67,7 @@ class _Faults(msgspec.Struct):
 
 
 class Vllm(EngineAdapter):
-    owner = "vllm"
+    owners = ("vllm", _RUST_OWNER)
     may_force_usage = True  # --enable-force-include-usage
     image_names = ("vllm",)
     gauges = LoadGauges(
@@ -65,6 +75,11 @@ class Vllm(EngineAdapter):
         waiting=("vllm:num_requests_waiting",),
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         rank_label="engine",
+    )
+    lack_answers = (
+        *COMMON_LACKS,
+        Lack(HTTPStatus.BAD_REQUEST, re.compile(rb'\{"error": ?\{"message": ?"Only n=1 is'), SEVERAL_ANSWERS),
+        Lack(HTTPStatus.BAD_REQUEST, re.compile(rb".*untagged enum Prompt\b", re.DOTALL), LISTED_PROMPTS),
     )
     faults_path = "/fault_tolerance/status"
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
@@ -84,6 +99,7 @@ class Vllm(EngineAdapter):
         Endpoint.COUNT_TOKENS: VllmMessages,
         Endpoint.RESPONSES: VllmResponses,
     }
+    front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: VllmRustChat}}
 
     identify_picture = staticmethod(identify)
 
@@ -98,6 +114,7 @@ class Vllm(EngineAdapter):
             facts,
             dp_size=_ranks(responses.get(_KV_PATH, b""), caches),
             version=release.version if release else "",
+            front_end=_front_end(facts, release),
             block_size_tokens=block_size_tokens,
             capacity_tokens=capacity_tokens,
             kv_events=(events := _kv_events(responses.get(_KV_PATH, b""), pod)),
@@ -117,6 +134,9 @@ class Vllm(EngineAdapter):
         if not own or any(one.status == "healthy" for one in own):
             return ""
         return f"the engine reports that rank {own[0].id} is {own[0].status}: {own[0].fault_info}".rstrip(": ")
+
+    def may_lack(self, pod: Pod) -> Sequence[str]:
+        return RUST_LACKS if pod.front_end == "rust" else ()
 
     def continues(self, pod: Pod) -> bool:
         return takes_prompt_tokens(pod)
@@ -142,6 +162,11 @@ def _caches(metrics: bytes) -> Sequence[Sample]:
         return list(samples(metrics, "vllm:cache_config_info"))
     except OutOfBounds:
         return ()
+
+
+def _front_end(facts: PodFacts, release: _Version | None) -> str:
+    is_rust = facts.owner == _RUST_OWNER or bool(release and release.rust_frontend_version)
+    return "rust" if is_rust else ""
 
 
 def _ranks(kv_sources: bytes, caches: Sequence[Sample]) -> int:

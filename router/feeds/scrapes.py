@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field, replace
+from math import inf
 from types import coroutine
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.guards import OutOfBounds, OutOfRange
-from router.types import Pod, PodId, PodLoad, PodState, PodStatus
+from router.types import Pod, PodId, PodLoad, PodState, PodStatus, Role
 
 IDLE_FACTOR = 2
 MAX_FACTOR = 20
@@ -37,6 +38,8 @@ MAX_SHARE = 0.1
 LOOP_FACTOR = 2.0
 """CPU of a scrape relative to that of its own steps: the event loop reads the response. Measured with uvloop: 1.8 for a
 page of 58 kB, 2.2 for three series."""
+PINNED_USAGE, PINNED_S = 0.01, 10.0
+"""An idle decode pod with more KV in use for longer holds it for offers: a transfer is over sooner."""
 _SMOOTHING = 1 / 32
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 _T = TypeVar("_T")
@@ -89,6 +92,8 @@ class _Scraped:
     is_refused: bool = False
     is_drained: bool = False
     """It is drained because it said so."""
+    pinned_since_s: float | None = None
+    """Since when KV of an idle decode pod has been in use; infinity once that was logged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,8 +179,21 @@ class LoadScrapes:
             known.is_drained = False
             self.fleet.event(pod.id, PodEvent.UNDRAIN)
         self.fleet.observe_load(pod.id, replace(load, our_prompts=ours.max_prompts))
+        if pod.role is Role.DECODE:
+            self._look_for_pins(pod, known, load)
         if not known.path:
             known.path = await self._path(pod, page)
+
+    def _look_for_pins(self, pod: Pod, known: _Scraped, load: PodLoad) -> None:
+        """Warn of a decode pod that keeps KV without a request: it offers the KV of its answers to nobody."""
+        if load.running or load.waiting or load.kv_usage < PINNED_USAGE or self.ledger.requests_of_router(pod.id):
+            known.pinned_since_s = inf if known.pinned_since_s == inf else None
+        elif known.pinned_since_s is None:
+            known.pinned_since_s = known.at_s
+        elif known.at_s - known.pinned_since_s >= PINNED_S:
+            known.pinned_since_s = inf
+            hint = "remove `bidirectional_kv_xfer` from its --kv-transfer-config (docs/handoff.md#offers)"
+            log.warning("an idle decode pod has KV in use", pod=pod.id, kv_usage=load.kv_usage, hint=hint)
 
     async def _path(self, pod: Pod, page: bytes) -> str:
         """The path of what is read of the pod alone if that has each series of the page, else that of the page."""

@@ -151,7 +151,7 @@ def _difference(ours: Sequence[int], engine: Sequence[int]) -> str:
 
 def _untested(pod: Pod) -> list[Endpoint]:
     """The endpoints whose conversions by the pod's engine have not passed their test."""
-    endpoints = ENGINES[pod.engine].conversions.keys() - pod.converts
+    endpoints = ENGINES[pod.engine].conversions_of(pod.front_end).keys() - pod.converts - pod.lacks
     return sorted(endpoint for endpoint in endpoints if endpoint.api.probes)
 
 

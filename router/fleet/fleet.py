@@ -36,6 +36,7 @@ UNREPORTED: Mapping[str, Any] = {
     "block_size_tokens": None,
     "capacity_tokens": None,
     "version": "",
+    "front_end": "",
     "weights": "",
 }
 """What pods report of themselves, and what is known before."""
@@ -46,6 +47,7 @@ _UNTESTED: Mapping[str, Any] = {
     "converts": frozenset(),
     "reads_pictures": False,
     "continues": frozenset(),
+    "lacks": frozenset(),
     "refuses_usage": False,
 }
 """What tests show of a pod, before the first one of its life."""
@@ -100,6 +102,7 @@ class Fleet:
         self._version = 0
         self._snapshot = FleetSnapshot(links=links)
         self._names: dict[str, ServedName] | None = None
+        self._lacks: frozenset[str] | None = None
 
     @property
     def snapshot(self) -> FleetSnapshot:
@@ -127,6 +130,13 @@ class Fleet:
         if self._names is None:
             self._names = _served_names([status.pod for status in self._statuses.values()])
         return self._names
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What requests need and some pod lacks."""
+        if self._lacks is None:
+            self._lacks = frozenset().union(*(status.pod.lacks for status in self._statuses.values()))
+        return self._lacks
 
     def trust_reason(self, pod_id: PodId) -> str:
         """The reason for the pod's trust; empty before its first parity test."""
@@ -268,7 +278,7 @@ class Fleet:
 
     def _touch(self) -> None:
         self._version += 1
-        self._names = None
+        self._names = self._lacks = None
 
     def _notify(self, pod: Pod, old: PodState, new: PodState) -> None:
         for listener in tuple(self._listeners):

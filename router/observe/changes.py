@@ -20,11 +20,11 @@ MAX_OF_SUBJECT = 20
 """A pod that flaps hides no change of others."""
 MAX_CHARACTERS = 400
 
-ChangeKind: TypeAlias = Literal["ejected", "readmitted", "joined", "left", "restarted", "generation", "policy"]
+ChangeKind: TypeAlias = Literal["ejected", "readmitted", "joined", "left", "restarted", "generation", "policy", "names"]
 
 
 class Change(msgspec.Struct, frozen=True, tag_field="kind", tag="change"):
-    """One change at the Unix time `at_s`. `subject`: a pod, or the policies that differ."""
+    """One change at the Unix time `at_s`. `subject`: a pod, the policies that differ, or the file of names."""
 
     at_s: float
     what: ChangeKind

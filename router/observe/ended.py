@@ -120,6 +120,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     decision: RecordedDecision | None = None
     used: UsedTokens | None = None
     """Where usage is recorded."""
+    name: str = ""
+    """The name that its client asked for, if the model has another."""
 
 
 EndingSink: TypeAlias = Callable[[Ended, PromptPrefix | None], None]

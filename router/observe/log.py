@@ -85,6 +85,7 @@ class _Line(msgspec.Struct, omit_defaults=True, tag_field="event", tag="request"
     client_request_id: str = ""
     endpoint: str = ""
     model: str = ""
+    name: str = ""
     pod: str = ""
     prefill_pod: str = ""
     policy: str = ""
@@ -114,6 +115,7 @@ def _line_of(ended: Ended) -> _Line:
         ended.client_request_id,
         ended.endpoint,
         ended.model,
+        ended.name,
         served.pod.id if served is not None else "",
         served.plan.prefill.id if served is not None and isinstance(served.plan, Split) else "",
         ended.policy,

@@ -132,6 +132,8 @@ class Metrics(Counters):
             series.counts[bisect_left(series.bounds, taken_s)] += 1
             series.total += taken_s
         self.requests.children[ended.endpoint, ended.model, ended.result].value += 1
+        if ended.name:
+            self[of_requests.NAMED_REQUESTS].labels(ended.name, ended.model, ended.result).inc()
         if ended.result == CLIENT_GONE:
             self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
         if not ended.is_read:

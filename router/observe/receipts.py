@@ -55,6 +55,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     endpoint: str
     result: str = ""
     id: str = ""
+    name: str = ""
+    """The name that its client asked for, if the model has another."""
     trace_id: str = ""
     """With `tracing.enabled`."""
     pod: str = ""
@@ -117,7 +119,9 @@ def decision_receipt(kept: RecordedDecision) -> Receipt:
     """The receipt of a decision whose request is still served."""
     facts = kept.scene
     known = Ended(
-        facts.request_id, kept.at_s, facts.model, facts.endpoint.value, "", prompt_tokens=facts.prompt_tokens or 0
+        *(facts.request_id, kept.at_s, facts.model, facts.endpoint.value, ""),
+        prompt_tokens=facts.prompt_tokens or 0,
+        name=facts.name,
     )
     return _decided(receipt(known), kept, None)
 
@@ -261,6 +265,7 @@ class UsageWriter:
             "at_s": ended.at_s,
             "tenant": ended.tenant,
             "model": ended.model,
+            "name": ended.name or None,
             "adapter": ended.adapter or None,
             "endpoint": ended.endpoint,
             "status": ended.status,

@@ -94,6 +94,7 @@ def context_tokens(fleet: FleetSnapshot, request: InferenceRequest) -> int | Non
     limits = [
         s.pod.max_model_len_tokens if s.pod.reads_alike(request.endpoint) else None
         for s in _serving(fleet, request.adapter or request.model).answering
+        if request.endpoint not in s.pod.lacks
     ]
     known = [limit for limit in limits if limit is not None]
     return max(known) if known and len(known) == len(limits) else None

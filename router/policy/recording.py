@@ -131,6 +131,7 @@ def record(scene: Scene, workload: str = "") -> RecordedScene:
         request.tenant,
         request.stream,
         request.max_output_tokens,
+        request.name,
         request.id,
         workload,
         0 if prompt else unread_tokens(request) * BYTES_PER_TOKEN,

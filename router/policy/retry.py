@@ -9,6 +9,7 @@
     UpstreamTimeout  no answer in time         within the budget, on the next candidate  never
     HandoffFailed    a split failed            always, without that handoff              never
     UsageRefused     a field of the router's   once, on the same pod without it          never
+    NotServed        the pod lacks the path    always, on the next candidate             never
 
 A 500 of a dead engine is one that says so (`EngineAdapter.is_dead`). Any other may be due to the body, and is returned.
 "The first byte" is the first byte sent to the client. Without budget the client gets the failure: if most requests
@@ -35,6 +36,7 @@ from math import exp
 from router.errors import (
     ConnectFailed,
     HandoffFailed,
+    NotServed,
     StaleConnection,
     UpstreamBroken,
     UpstreamError,
@@ -84,6 +86,7 @@ RETRY_RULES: Mapping[type[UpstreamError], Retry] = {
     UpstreamTimeout: Retry.IN_BUDGET,
     HandoffFailed: Retry.ALWAYS,
     UsageRefused: Retry.SAME_POD_ONCE,
+    NotServed: Retry.ALWAYS,
 }
 
 

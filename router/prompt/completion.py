@@ -71,6 +71,12 @@ def number_of_prompts(prompt: msgspec.Raw) -> int:
     return 1
 
 
+def is_listed(prompt: Any) -> bool:
+    """Whether a raw prompt is a list of prompts, also of one."""
+    raw = memoryview(prompt) if isinstance(prompt, msgspec.Raw) else memoryview(b"")
+    return _starts(raw, b"[") and _second(raw) in (b'"', b"[")
+
+
 def first_text(prompt: Any) -> str | None:
     """The text of a completion's prompt, raw or decoded, or of the first of several; None for anything else."""
     try:

@@ -303,7 +303,7 @@ class Fingerprinter:
             if self._template is None:
                 raise Unrenderable(UnreadReason.NO_TEMPLATE, "this model has no chat template")
             if conversion is not None:
-                return self._converted_prompt(request, conversion, identities), False
+                return self._converted_prompt(request, conversion, identities)
             chat = with_decoded_messages(body)
             return _rendered(self._template, chat, _unchanged(body, identities)), checked(
                 body, "add_special_tokens", bool, False
@@ -316,9 +316,9 @@ class Fingerprinter:
 
     def _converted_prompt(
         self, request: InferenceRequest, kind: type[Conversion], identities: PictureIdentities | None
-    ) -> str | MediaText | SeparateTexts:
-        """The text of a prompt that engines convert to a chat. Raises `Unrenderable`, also where the chat is refused:
-        the conversion may be that of another version of the engine."""
+    ) -> tuple[str | MediaText | SeparateTexts, bool]:
+        """As `_prompt`, for a prompt that engines convert to a chat. Raises `Unrenderable`, also where the chat is
+        refused: the conversion may be that of another version of the engine."""
         assert self._template is not None
         if isinstance(self._template, Harmony):
             if kind.in_harmony is None:
@@ -327,7 +327,8 @@ class Fingerprinter:
         conversion = self.made(kind)
         try:
             chat, identities = conversion.template_body(request.prompt), _unchanged(request.prompt, identities)
-            return _rendered(conversion.template, chat, identities, keeps_empty_tools=True)
+            text = _rendered(conversion.template, chat, identities, keeps_empty_tools=True)
+            return text, conversion.encloses(request.prompt)
         except MalformedRequest as error:
             if request.endpoint.api.prompt is PromptKind.CHAT and error.param == "chat_template":
                 raise

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -27,8 +27,16 @@ _DATE = re.compile(r"Current date: ([0-9-]{10})\n")
 DATE_TOKENS = 48
 """The date is within as many tokens."""
 _SECTIONS = "\n\n"
+ANSWER = "<|start|>assistant"
+CONSTRAIN = "<|constrain|>json"
+"""How the head of a call ends in the Rust front end."""
 _NAMESPACE = "# Tools\n\n## functions\n\nnamespace functions {\n\n"
+_NO_PARAMETERS = "() => any;"
 _NAMESPACE_END = "\n\n} // namespace functions"
+
+
+HarmonyMessage: TypeAlias = tuple[str, list[str], str]
+"""The head of a message, its texts, and the mark behind it."""
 
 
 class SeparateTexts(msgspec.Struct, frozen=True):
@@ -90,32 +98,45 @@ class Harmony:
         instructions = None
         if messages and messages[0].get("role") in _SYSTEM_ROLES:
             instructions = _flat(messages.pop(0).get("content"))
-        texts = [self._system(effort or "medium", self._today(), bool(tools))]
         sections = (
-            [f"# Instructions\n\n{self._plain(instructions)}"]
+            [f"# Instructions\n\n{self.plain(instructions)}"]
             if instructions or (tools and instructions is not None)
             else []
         )
-        if tools:
-            declared = "\n\n".join(self._declared(tool["function"]) for tool in tools)
-            sections.append(f"{_NAMESPACE}{declared}{_NAMESPACE_END}")
-        if sections:
-            texts[-1] += f"<|start|>developer<|message|>{_SECTIONS.join(sections)}<|end|>"
-        for head, parts, end in _without_old_analysis(list(_harmony_messages(messages))):
+        preamble = self.sections(sections, [tool["function"] for tool in tools])
+        return self.assembled(effort, preamble, bool(tools), _harmony_messages(messages))
+
+    def sections(self, sections: list[str], functions: Sequence[Mapping[str, Any]], unknown: str = "") -> str:
+        """The text of a developer's message: its sections, and what declares functions. `unknown`: what stands in place
+        of parameters that are not given."""
+        if functions:
+            declared = "\n\n".join(self._declared(function, unknown) for function in functions)
+            sections = [*sections, f"{_NAMESPACE}{declared}{_NAMESPACE_END}"]
+        return _SECTIONS.join(sections)
+
+    def assembled(
+        self, effort: str | None, preamble: str, has_tools: bool, messages: Iterable[HarmonyMessage], end: str = ANSWER
+    ) -> SeparateTexts:
+        """The prompt. `preamble`: the first message of the developer, "" for none; `end`: what begins the answer."""
+        texts = [self._system(effort or "medium", self._today(), has_tools)]
+        if preamble:
+            texts[-1] += f"<|start|>developer<|message|>{preamble}<|end|>"
+        for head, parts, mark in _without_old_analysis(list(messages)):
             texts[-1] += f"<|start|>{self._plain_head(head)}<|message|>"
             for number, part in enumerate(parts):
                 if number:
                     texts.append("")
-                texts[-1] += self._plain(part)
-            texts[-1] += end
-        texts[-1] += "<|start|>assistant"
+                texts[-1] += self.plain(part)
+            texts[-1] += mark
+        texts[-1] += end
         return SeparateTexts([text for text in texts if text])
 
     def _plain_head(self, head: str) -> str:
         role, mark, channel = head.partition("<|channel|>")
-        return f"{self._plain(role)}{mark}{self._plain(channel)}"
+        front = channel.removesuffix(CONSTRAIN)
+        return f"{self.plain(role)}{mark}{self.plain(front)}{channel[len(front) :]}"
 
-    def _plain(self, text: str) -> str:
+    def plain(self, text: str) -> str:
         """The text. Raises `Unrenderable` if it has the text of a special token, which Harmony takes for text."""
         if not isinstance(text, str):
             raise TypeError(f"{type(text).__name__} in place of text")
@@ -123,9 +144,10 @@ class Harmony:
             raise Unrenderable(UnreadReason.NOT_CONVERTED, "a text contains the text of a special token")
         return text
 
-    def _declared(self, function: Mapping[str, Any]) -> str:
+    def _declared(self, function: Mapping[str, Any], unknown: str) -> str:
         parameters = msgspec.json.encode(function.get("parameters"))
-        return self._plain(self._declaration(function["name"], function.get("description") or "", parameters))
+        declared = self.plain(self._declaration(function["name"], function.get("description") or "", parameters))
+        return declared.removesuffix(_NO_PARAMETERS) + f"({unknown}) => any;" if parameters == b"null" else declared
 
     def _new_system(self, effort: str, date: str, has_tools: bool) -> str:
         library = self._library
@@ -153,8 +175,7 @@ class Harmony:
         return str(rendered.partition(_NAMESPACE)[2].rpartition(_NAMESPACE_END)[0])
 
 
-def _harmony_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[str], str]]:
-    """(head, texts, end) of each Harmony message of a chat."""
+def _harmony_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[HarmonyMessage]:
     names = {call.get("id"): call["function"]["name"] for each in messages for call in each.get("tool_calls") or ()}
     for message in messages:
         role, content, calls = message["role"], message.get("content"), message.get("tool_calls") or ()
@@ -186,7 +207,7 @@ def _harmony_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[s
             raise ValueError(f"role {role!r}")
 
 
-def _without_old_analysis(messages: list[tuple[str, list[str], str]]) -> Iterator[tuple[str, list[str], str]]:
+def _without_old_analysis(messages: list[HarmonyMessage]) -> Iterator[HarmonyMessage]:
     """The messages without the analysis in front of the last final one."""
     finals = [i for i, message in enumerate(messages) if message[0] == "assistant<|channel|>final"]
     for i, message in enumerate(messages):

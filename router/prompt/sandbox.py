@@ -30,7 +30,7 @@ _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 _LATE_SYSTEM = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
 
 
-class _GenerationTag(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks the assistant's tokens for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - declared as an instance variable by Jinja
@@ -66,7 +66,7 @@ class _ChatEnvironment(ImmutableSandboxedEnvironment):
         return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
 
 
-def _raise_exception(message: str) -> NoReturn:
+def raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
@@ -78,10 +78,10 @@ def _tojson(
         return json.dumps(value, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
     compact = json.dumps(value, ensure_ascii=ensure_ascii, separators=(",", ":"), sort_keys=sort_keys)
     comma, colon = separators or (",", ": ")
-    return _indented(compact, indent if isinstance(indent, str) else " " * indent, comma, colon)
+    return indented(compact, indent if isinstance(indent, str) else " " * indent, comma, colon)
 
 
-def _indented(compact: str, indent: str, comma: str, colon: str) -> str:
+def indented(compact: str, indent: str, comma: str, colon: str) -> str:
     """Compact JSON as Python's encoder indents it. Raises `RecursionError` above `MAX_INDENTATION`."""
     lines, left = ["\n"], MAX_INDENTATION * len(compact)
 
@@ -106,13 +106,13 @@ def _indented(compact: str, indent: str, comma: str, colon: str) -> str:
     return _JSON_TOKEN.sub(token, compact)
 
 
-def _strftime_now(date_format: str) -> str:
+def strftime_now(date_format: str) -> str:
     return datetime.now().strftime(date_format)
 
 
-_ENVIRONMENT = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+_ENVIRONMENT = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
 _ENVIRONMENT.filters["tojson"] = _tojson
-_ENVIRONMENT.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+_ENVIRONMENT.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
 
 
 def parse_template(text: str) -> nodes.Template:
@@ -150,11 +150,11 @@ def render_template(
         return template.render(messages=conversation, **given)
     field = continues if isinstance(continues, str) else "content"
     conversation = deepcopy(conversation)
-    final_text = _tag_final_message(conversation[-1], field, text)
-    return _cut_at_tag(template.render(messages=conversation, **given), final_text)
+    final_text = tag_final_message(conversation[-1], field, text)
+    return cut_at_tag(template.render(messages=conversation, **given), final_text)
 
 
-def _tag_final_message(message: dict[str, Any], field: str, text: str) -> str:
+def tag_final_message(message: dict[str, Any], field: str, text: str) -> str:
     """Append the tag to the message's last text; returns that text without it."""
     content = message.get(field)
     if content is None or field not in text:
@@ -170,7 +170,7 @@ def _tag_final_message(message: dict[str, Any], field: str, text: str) -> str:
     return str(final_text)
 
 
-def _cut_at_tag(rendered: str, final_text: str) -> str:
+def cut_at_tag(rendered: str, final_text: str) -> str:
     """The text before the tag. A template that trims the message also trims the tag's last space: then what precedes
     is trimmed too."""
     if final_text.strip() not in rendered or _CONTINUE_TAG.strip() not in rendered:

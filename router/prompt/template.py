@@ -75,7 +75,8 @@ class ChatTemplate:
         """The text of the template that renders chats without tools."""
         self.sources = tuple(by_name[name] for name in ("default", "tool_use") if name in by_name)
         """Its text, and that of the template that renders chats with tools where there are two."""
-        self._special_tokens = tokenizer.special_tokens
+        self.content_format = content_format
+        self.special_tokens = tokenizer.special_tokens
         self.default_kwargs = dict(default_kwargs or {})
         self.pictures = pictures
         self._default_variables = self._variables({})
@@ -117,7 +118,7 @@ class ChatTemplate:
     def _rendered(self, variant: _Variant, variables: Mapping[str, Any], conversation: list[ChatMessage]) -> str:
         if not variant.handles_developer and not isinstance(conversation, TemplateMessages):
             conversation = without_developer(conversation)
-        given = {**self._special_tokens, **variables}
+        given = {**self.special_tokens, **variables}
         try:
             return render_template(variant.compiled, variant.text, conversation, given)
         except RecursionError as error:
@@ -195,6 +196,19 @@ def detect_sglang_format(text: str) -> ContentFormat:
         return "openai"
     loops = parse_template(text).find_all(nodes.For)
     return "openai" if any(_reads(loop.iter, name, "content") for loop in loops for name in _NAMES) else "string"
+
+
+def detect_rust_format(text: str) -> ContentFormat:
+    """The same as vLLM's front end in Rust detects it: loops in macros are like others, and unpacking loops ignored."""
+    root = parse_template(text)
+    loops = [(loop.target.name, loop.iter) for loop in root.find_all(nodes.For) if isinstance(loop.target, nodes.Name)]
+    conversations = list(_names_of_conversation(root))
+    messages = [target for target, over in loops if any(_reads(over, name) for name in conversations)]
+    of_content = [
+        _reads_name(over, "content") or any(_reads(over, message, "content") for message in messages)
+        for _, over in loops
+    ]
+    return "openai" if any(of_content) else "string"
 
 
 def _content_loops(root: nodes.Template) -> Iterator[bool]:

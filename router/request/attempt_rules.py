@@ -48,7 +48,7 @@ class AttemptRules:
     `hands_over`: a gateway sends the request, and once it has the pod alone may try others; it sends each body once.
     `runs_prefill`: the router sends the prefill requests of splits nevertheless. `memory`: for bodies of requests and
     what is held of responses. `index`: how long predictions count, and for how many blocks of a pod without KV events;
-    `publishes_events`: whether the index receives a pod's events."""
+    `publishes_events`: whether the index receives a pod's events. `suspect`: a pod has said that it lacks something."""
 
     retries: int
     route_headers: bool
@@ -56,6 +56,7 @@ class AttemptRules:
     index: Index
     publishes_events: Callable[[PodId], bool]
     handoff_facts: FactsLookup
+    suspect: Callable[[Pod, str], object] = lambda _pod, _need: None
     memory: FairBound = field(default_factory=body_memory)
     hands_over: bool = False
     runs_prefill: bool = False
@@ -80,6 +81,8 @@ class AttemptRules:
             (b"x-warmroute-policy", context.decision.policy.encode()),
             (b"x-warmroute-cached-tokens", b"%d" % context.candidate.cached_tokens),
         ]
+        if context.request.name:
+            headers.append((b"x-warmroute-model", (context.request.adapter or context.request.model).encode()))
         if isinstance(plan, Split):
             headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
         if reason := context.unmatched:

@@ -10,6 +10,7 @@ from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
+from router.engines.lacks import needs
 from router.errors import INTERNAL
 from router.observe.ended import Failure, RecordedDecision
 from router.phases import Phases
@@ -109,6 +110,11 @@ class RequestContext(msgspec.Struct, eq=False):
         if self.request.usage is UsageShown.NONE:
             body = without_asking(self.request.body)
             self.request = replace(self.request, body=body, usage=UsageShown.ALL)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What this request needs that not every pod of its model has."""
+        return needs(self.request, self.head.target)
 
     @property
     def client(self) -> str:

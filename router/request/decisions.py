@@ -29,7 +29,7 @@ from router.policy.spec import Policy
 from router.request.context import RequestContext
 from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import HeaderList
-from router.types import FleetSnapshot, PodId, PodState, PodStatus, PrefixMatch, PromptPrefix, Scene
+from router.types import FleetSnapshot, PodId, PodState, PodStatus, PrefixMatch, PromptPrefix, Role, Scene
 
 _SNAPSHOTS = 256
 
@@ -105,6 +105,8 @@ class RequestDecisions:
         request, prompt, allowed = context.request, context.prompt, context.head.pods_allowed
         state, model, fleet = self.state, request.adapter or request.model, self.state.fleet.snapshot
         ledger = state.ledger
+        if (lacks := state.fleet.lacks) and (needed := lacks.intersection(context.needs)):
+            fleet = having(fleet, model, needed)
         if context.stored_pod:
             fleet = only(fleet, context.stored_pod)
         if allowed is not None:
@@ -162,6 +164,16 @@ def only(fleet: FleetSnapshot, pod: PodId) -> FleetSnapshot:
     is_draining = status.state is PodState.DRAINING
     usable = PodStatus(status.pod, PodState.READY, status.load) if is_draining else status
     return FleetSnapshot(fleet.version, (usable,), fleet.links)
+
+
+@lru_cache(_SNAPSHOTS)
+def having(fleet: FleetSnapshot, model: str, needed: frozenset[str]) -> FleetSnapshot:
+    """The fleet without the pods that lack what a request needs; all of it if no other pod answers: then the client
+    gets the answer of one that lacks it."""
+    pods = tuple(status for status in fleet.pods if needed.isdisjoint(status.pod.lacks))
+    answering = (s for s in pods if s.state in (PodState.READY, PodState.EJECTED) and s.pod.role is not Role.PREFILL)
+    is_served = any(status.pod.serves(model) for status in answering)
+    return FleetSnapshot(fleet.version, pods, fleet.links) if is_served else fleet
 
 
 @lru_cache(_SNAPSHOTS)

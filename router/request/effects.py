@@ -1,7 +1,7 @@
 """What a front does for a request: all that takes time, or moves bytes.
 
 A front implements `Effects`; `request/` awaits its methods and knows no socket, task, thread or clock. Methods that
-answer at once make a request run to its end without a loop (`tests/request/memory_front.py`).
+answer at once make a request run to its end without a loop (`tests/kit/memory_front.py`).
 """
 
 from __future__ import annotations

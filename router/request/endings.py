@@ -223,6 +223,7 @@ def ended_of(
         context.phases.taken_s,
         context.recorded,
         used,
+        request.name,
     )
 
 

@@ -4,7 +4,7 @@
 
 A front reads bytes into a `RequestContext` (`reading.py`) and awaits `serve`. Every wait is a method of its `Effects`,
 so nothing here has a socket, loop or clock: the HTTP front, the picker, the simulator and a front in memory drive the
-same (`tests/request/memory_front.py`).
+same (`tests/kit/memory_front.py`).
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class QuotaCharges:
 
     def _begun(self, context: RequestContext) -> Hold | Short:
         tenant, request = context.tenant, context.request
-        return self.quotas.begin(tenant.name, tenant.quotas, request.model, request.adapter, self.clock.now_s())
+        names = request.model, request.adapter, self.clock.now_s(), request.name
+        return self.quotas.begin(tenant.name, tenant.quotas, *names)
 
     async def charge(self, context: RequestContext, output: int, do: Effects) -> None:
         """Count what the decided request will probably cost. `output`: of the answer. Raises `QuotaExceeded`."""

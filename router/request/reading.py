@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from router.admission.names import NameChoice, NamesInUse, chosen_target, conversation_key
 from router.admission.tenant import Tenant
 from router.apis.openai import ASKED_USAGE
 from router.config.schema import Edge
@@ -33,10 +34,18 @@ MAX_LISTED_CHARACTERS = 500
 
 class RequestReader:
     """Reads requests of all APIs. `configured`: names of models that will be served, perhaps by pods that have not
-    started yet."""
+    started yet. `names`: of the file of names, if there is one."""
 
-    def __init__(self, fleet: Fleet, edge: Edge, max_messages: int, configured: frozenset[str]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        edge: Edge,
+        max_messages: int,
+        configured: frozenset[str],
+        names: NamesInUse | None = None,
+    ) -> None:
         self._fleet = fleet
+        self._names = names
         self._trusts_engine_fields = edge.trust_engine_fields
         self._max_messages = max_messages
         self._configured = configured
@@ -52,16 +61,25 @@ class RequestReader:
         tenant: Tenant,
         given_model: str = "",
         *,
+        stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
-        """`given_model`: that of a request whose body may name none. `sees_response`: whether its response passes here,
-        so that a stream may be asked for more than its client is to see. Raises `ClientError` or `NoReadyPod`."""
+        """`given_model`: that of a request whose body may name none. `stored_model`: that of the stored response which
+        it continues, and stays with. `sees_response`: whether its response passes here, so that a stream may be asked
+        for more than its client is to see. Raises `ClientError` or `NoReadyPod`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
             parsed = PARSERS[endpoint].parse(body, max_messages=self._max_messages)
-        base, adapter = self._resolve((parsed and parsed.model) or given_model or self._only_model(tenant), tenant)
-        if parsed and not parsed.model:
+        session = self._session(named) or getattr(parsed, "session_id", None) or ""
+        session = f"{tenant.name}/{session}" if session and tenant.name else session
+        owner = tenant.name or _name(named, self._tenant_header)
+        model, name = (parsed and parsed.model) or given_model or self._only_model(tenant), ""
+        if self._names is not None:
+            key = conversation_key(session, owner, parsed, body)
+            name, model = self._chosen(model, stored_model, named, tenant, owner, key)
+        base, adapter = self._resolve(model, tenant, name)
+        if parsed and (name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
         if not self._trusts_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
@@ -76,7 +94,6 @@ class RequestReader:
         usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
         if parsed and streams and endpoint in WITH_USAGE and sees_response:
             usage, body = _asked_usage(parsed.stream_options, body)
-        session = self._session(named) or getattr(parsed, "session_id", None) or ""
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
         return InferenceRequest(
             id=request_id,
@@ -86,10 +103,11 @@ class RequestReader:
             body=body,
             stream=streams,
             usage=usage,
-            tenant=tenant.name or _name(named, self._tenant_header),
-            session=f"{tenant.name}/{session}" if session and tenant.name else session,
+            tenant=owner,
+            session=session,
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
+            name=name,
             choices=_choices(parsed) * prompts,
             prompts=prompts,
             prompt=PARSERS[endpoint].prompt_fields(parsed) if parsed else {},
@@ -102,19 +120,46 @@ class RequestReader:
                 return _name(named, header)
         return ""
 
-    def _resolve(self, model: str, tenant: Tenant) -> tuple[str, str]:
-        """Base model and adapter. One that the tenant may not use does not exist for it."""
+    def _chosen(
+        self, asked: str, stored_model: str, named: Mapping[bytes, bytes], tenant: Tenant, owner: str, key: int
+    ) -> tuple[str, str]:
+        """The name that a client asks for, "" for that of a model, and its model in the conversation with this key.
+        Raises `UnknownModel` if the tenant may not use the name, or any of its models."""
+        assert self._names is not None
+        entry = self._names.current.find(
+            asked, is_model=asked in self._configured or self._fleet.resolve(asked) is not None
+        )
+        name, model = "", stored_model or asked
+        if entry is not None:
+            targets = entry.weights_for(owner, named)
+            usable = {target: weight for target, weight in targets.items() if self._may_use(tenant, target)}
+            name, model = entry.name, stored_model or chosen_target(usable, key)
+            if not model or not tenant.may_use(asked, ""):
+                raise self._unknown(asked, tenant)
+        if not stored_model:
+            self._names.recent.append(NameChoice(asked, name, model, owner, key))
+        return name, model
+
+    def _may_use(self, tenant: Tenant, model: str) -> bool:
+        return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
+
+    def _resolve(self, model: str, tenant: Tenant, name: str) -> tuple[str, str]:
+        """Base model and adapter. One that the tenant may not use does not exist for it. `name`: what it was asked
+        by, if that is another name."""
         found = self._fleet.resolve(model)
-        if found is None and model in self._configured and tenant.may_use(model, ""):
+        if found is None and (name or model in self._configured) and tenant.may_use(model, ""):
             raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):
-            usable = sorted(self._usable(tenant))
-            known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
-            add = "To add one, start a pod that serves it under this name."
-            raise UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
+            raise self._unknown(model, tenant)
         return found
+
+    def _unknown(self, model: str, tenant: Tenant) -> UnknownModel:
+        usable = sorted(self._usable(tenant))
+        known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
+        add = "To add one, start a pod that serves it under this name."
+        return UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
 
     def _usable(self, tenant: Tenant) -> list[str]:
         """The models, without adapters, that the tenant may use."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import ENGINES
-from router.errors import ConnectFailed, NoReadyPod, UpstreamBroken, UpstreamError, UsageRefused
+from router.engines.lacks import LACK_STATUSES, lacking
+from router.errors import ConnectFailed, NoReadyPod, NotServed, UpstreamBroken, UpstreamError, UsageRefused
 from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
 from router.observe.ended import Failure
@@ -37,7 +38,7 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.request.response_reader import has_early_error
 from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking
-from router.types import Endpoint, PodId, UsageShown
+from router.types import Endpoint, Pod, PodId, UsageShown
 
 UNARY_PREFILL_SLACK = 1.5
 """The first token of an unstreamed response cannot be observed: its prefill counts as done after this multiple of the
@@ -74,6 +75,8 @@ class Tracker:
     _last_step_s: float | None = None
     _filter: UsageFilter | None = None
     """Removes usage that the client has not asked for from the stream."""
+    _lack: str = ""
+    """What the pod lacks, by its answer."""
     last_events: bytes = b""
     """What completes a broken stream without a pod."""
     stream: KeptStream | None = None
@@ -117,7 +120,11 @@ class Tracker:
         if context.candidate is not None:
             failed = [failure.pod for failure in context.failures if failure.pod]
             rest = rest[rest.index(context.candidate) + 1 :]
-            rest = sorted(rest, key=lambda candidate: _uses_any(candidate.plan, failed))
+            lacks, kind = self._lack, _kind(context.candidate.pod)
+            rest = sorted(
+                (one for one in rest if lacks not in one.pod.lacks),
+                key=lambda one: (_uses_any(one.plan, failed), bool(lacks) and _kind(one.pod) == kind),
+            )
         for candidate in rest:
             if self._rules.unusable_reason(context, candidate.plan) is None:
                 return candidate
@@ -216,6 +223,7 @@ class Tracker:
         is_opaque = kind not in (EVENT_STREAM, JSON)
         if is_opaque or context.tries > 1:
             context.reader.begin(is_opaque=is_opaque)
+        self._lack = ""
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._filter = self._usage_filter() if self._has_events and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
@@ -296,6 +304,11 @@ class Tracker:
             self.learn_refusal()
             self.context.ask_no_usage()
             return candidate
+        if isinstance(error, NotServed):
+            self._counters.attempt_ended(error.pod, error.code)
+            self._counters.retried(error.code)
+            self.context.failures = (*self.context.failures, Failure(error.pod, error.code, str(error)))
+            return self._next()
         if self.stream is not None and self.stream.breaks(error):
             return self._continued(self.stream, candidate, error, now_s)
         self._record_failure(candidate, error, now_s)
@@ -369,6 +382,8 @@ class Tracker:
         joined = held[0] if len(held) == 1 else b"".join(held)
         if self._says_dead(joined) and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
+        if self.says_lack(joined) and self._next() is not None:
+            raise NotServed(f"pod {self._pod} does not serve {self._lack}", pod=self._pod)
         if self.context.status in REFUSED_STATUSES and self.refuses_usage(joined):
             raise UsageRefused(f"pod {self._pod}: it does not know `stream_options`", pod=self._pod)
         self._held, self.context.has_sent = None, True
@@ -380,6 +395,16 @@ class Tracker:
             self._stepped(now_s)
         may_have_usage = len(held) != 1 or self.context.reader.is_marked
         return joined if self._filter is None else self._filter.feed(joined, may_have_usage=may_have_usage)
+
+    def says_lack(self, said: bytes) -> bool:
+        """Whether the pod says that it lacks what the request needs. The pod is asked for it."""
+        context = self.context
+        if context.status in LACK_STATUSES and context.candidate is not None:
+            pod = context.candidate.pod
+            self._lack = lacking(ENGINES[pod.engine].lack_answers, context.status, said, context.needs)
+            if self._lack:
+                self._rules.suspect(pod, self._lack)
+        return bool(self._lack)
 
     def refuses_usage(self, error: bytes) -> bool:
         """Whether the pod has refused the usage that only the router has asked for."""
@@ -457,10 +482,10 @@ class Tracker:
         """The client has been sent the whole response. Counts its result."""
         context, status = self.context, self.context.status
         assert context.candidate is not None
-        context.result = "ok" if status < 400 else "pod_refused" if status < 500 else "pod_error"
+        context.result = "ok" if status < 400 else "pod_refused" if status < 500 or self._lack else "pod_error"
         self._counters.attempt_ended(self._pod, context.result)
         breaker, is_served = self._state.breaker, status < 400
-        if status != BUSY_STATUS and (not is_served or breaker.counts_success(now_s)):
+        if status != BUSY_STATUS and not self._lack and (not is_served or breaker.counts_success(now_s)):
             breaker.ended(self._pod, context.owner, now_s, is_served=is_served)
         if is_served:
             if context.suspects:
@@ -506,6 +531,11 @@ class Tracker:
         if self.stream is not None and self._rules.route_headers:
             headers.append((b"x-warmroute-continuable", self.stream.announced))
         return headers
+
+
+def _kind(pod: Pod) -> tuple[str, ...]:
+    """Pods of one kind lack the same."""
+    return pod.engine, pod.version, pod.front_end
 
 
 def _uses_any(plan: Plan, pods: Sequence[PodId]) -> bool:

@@ -15,6 +15,7 @@ from router.engines.engine_catalog import ENGINES, OWNERS, conversion_of, pictur
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
+from router.feeds.lacks_test import LacksTest
 from router.feeds.pod_log import MatchingLog, PodMatching, generation_change, log_changes, warn_of_others_models
 from router.feeds.probe import HandoffFacts, PodProbe
 from router.feeds.scrapes import LoadScrapes
@@ -113,6 +114,7 @@ def build_fleet(
         ),
         responses=ResponseLocator(fleet, stored, shared.find if shared else None),
         kv_streams=kv_streams,
+        lacks=LacksTest(fleet, pools.post, timeout_s=SelfTestTiming().answer_timeout_s),
         handoff_facts=HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s),
         matching=matching,
         matching_log=MatchingLog(fleet, matching.of),
@@ -137,6 +139,7 @@ class FleetParts:
     state: FleetState
     responses: ResponseLocator
     kv_streams: KvStreams
+    lacks: LacksTest
     handoff_facts: HandoffFacts
     matching: PodMatching
     matching_log: MatchingLog
@@ -169,6 +172,7 @@ class FleetParts:
         return (
             [PodProbe(fleet, self.state.breaker, fetch, self._on_described, config).check],
             [LoadScrapes(fleet, self.state.ledger, fetch, config, self.state.breaker.exceeded).check],
+            [self.lacks.check],
             [self.handoff_facts.check],
             [*tests, self.matching_log.check],
         )
@@ -207,7 +211,9 @@ class FleetParts:
         self.kv_streams.follow(described.pod if described else pod, generation, source, facts.no_events)
         if not self.config.probes.self_test:
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
-            self.fleet.learn(pod.id, converts=frozenset(ENGINES[pod.engine].conversions), reads_pictures=True)
+            self.fleet.learn(
+                pod.id, converts=frozenset(ENGINES[pod.engine].conversions_of(facts.front_end)), reads_pictures=True
+            )
             if ENGINES[pod.engine].continues(described.pod if described else pod):
                 self.fleet.learn(pod.id, continues=WITH_IDS)
 

@@ -17,14 +17,16 @@ from fastapi import FastAPI
 from router.admission.fair_bound import body_memory
 from router.admission.gate import AdmissionGate
 from router.admission.jwt_verifier import JwtVerifier
+from router.admission.names import NamesInUse
 from router.admission.quotas import Quotas
 from router.config.credentials import ListenCertificate, admin_tokens
 from router.config.models import PodPriors, build_links, load_link_classes, slo_lookup
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.tokenizer_files import load_tokenizer
-from router.config.watched_file import StartupFiles
+from router.config.watched_file import StartupFiles, WatchedFile
 from router.errors import ConfigError
+from router.feeds.names_feed import watched_names
 from router.feeds.policy_feed import PolicyFeed, RingFeed, review_change
 from router.feeds.process_memory import gc_loop, release_loop
 from router.feeds.supervise import Feeds, running, wait_until
@@ -59,14 +61,14 @@ from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
 from router.request.reading import RequestReader
-from router.types import Endpoint
+from router.types import Endpoint, Pod
 from router.wiring.fleet import build_fleet, build_prompts
 
 if TYPE_CHECKING:
     from router.admission.tenant import Tenants
     from router.config.models import ModelPrior
     from router.config.schema import Edge, PickerListen, RouterConfig, TracingConfig
-    from router.config.watched_file import StaleFile, WatchedFile
+    from router.config.watched_file import StaleFile
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
     from router.feeds.signing_keys import SigningKeyFeed
@@ -126,7 +128,7 @@ def build_router(
     fleet = Fleet(build_links(config.links, load_link_classes()))
     prompts = build_prompts(config, fleet, pools, metrics, load)
     pods = build_fleet(config, rows, metrics, fleet, prompts, pools, records.changes)
-    access = build_access(pods)
+    access = build_access(pods, records.changes)
     core = build_core(
         config,
         pods.state,
@@ -135,6 +137,7 @@ def build_router(
         charges=access.charges,
         handoff_facts=pods.handoff_facts.of,
         publishes_events=pods.matching.publishes_events,
+        suspect=pods.lacks.suspect,
         senders=pods.senders,
         continuation=prompts.continuation,
         hands_over=front.hands_over,
@@ -310,7 +313,7 @@ def build_tracing(config: TracingConfig) -> Tracing | None:
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may come in, and how much of each. `tenants`: None where every client is served; `shared`: what the routers
-    of a cluster share of quotas."""
+    of a cluster share of quotas; `files`: those that are read again, by the key that names them."""
 
     gate: AdmissionGate
     tenants: WatchedFile[Tenants] | None
@@ -318,18 +321,25 @@ class Access:
     quotas: Quotas
     shared: SharedQuotas | None
     charges: QuotaCharges | None
+    names: NamesInUse | None
+    files: Mapping[str, WatchedFile[Any]]
 
 
-def build_access(pods: FleetParts) -> Access:
+def build_access(pods: FleetParts, changes: Changes) -> Access:
     """Raises `ConfigError`."""
-    config, metrics, jwts = pods.config, pods.metrics, JwtVerifier()
+    config, metrics, jwts, names = pods.config, pods.metrics, JwtVerifier(), None
+    files: dict[str, WatchedFile[Any]] = {}
+    if config.names:
+        files["names"] = watched_names(Path(config.names), names := NamesInUse(), changes)
     shared = pods.cluster.quotas if pods.cluster and config.tenants else None
     quotas = Quotas(shared.sharing if shared else None)
     if config.tenants is None:
-        return Access(AdmissionGate(None, config.edge.control_paths, jwts), None, None, quotas, None, None)
+        gate = AdmissionGate(None, config.edge.control_paths, jwts)
+        return Access(gate, None, None, quotas, None, None, names, files)
     from router.feeds.signing_keys import SigningKeyFeed
 
     tenants, failing = watched_tenants(Path(config.tenants)), metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
+    files["tenants"] = tenants
 
     def grants() -> Tenants:
         return tenants.value
@@ -341,6 +351,8 @@ def build_access(pods: FleetParts) -> Access:
         quotas=quotas,
         shared=shared,
         charges=QuotaCharges(quotas, SYSTEM_CLOCK, shared is not None, metrics.by_class.observe_quota_refusal),
+        names=names,
+        files=files,
     )
 
 
@@ -357,6 +369,7 @@ def build_core(
     *,
     handoff_facts: FactsLookup,
     publishes_events: Callable[[PodId], bool],
+    suspect: Callable[[Pod, str], object] = lambda _pod, _need: None,
     senders: Callable[[], int] = lambda: 1,
     continuation: ContinuationRules | None = None,
     hands_over: bool = False,
@@ -369,6 +382,7 @@ def build_core(
         index=config.index,
         publishes_events=publishes_events,
         handoff_facts=handoff_facts,
+        suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
@@ -446,7 +460,7 @@ def build_edge(
     config, fleet = pods.config, pods.fleet
 
     def readiness() -> tuple[bool, dict[str, Any]]:
-        return describe_readiness(fleet, policies, access.tenants, is_stopping=edge.is_stopping)
+        return describe_readiness(fleet, policies, access.files, is_stopping=edge.is_stopping)
 
     def stale_files() -> list[StaleFile]:
         stale = certificate.stale if certificate else None
@@ -456,11 +470,13 @@ def build_edge(
     certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
     models = frozenset(model.name for model in config.models if not model.is_pattern)
     edge = OpenAiEdge(
-        public_app(fleet, lambda: readiness()[0], lifespan, partial(core.endings.refused, Endpoint.OTHER)),
+        public_app(
+            fleet, lambda: readiness()[0], lifespan, partial(core.endings.refused, Endpoint.OTHER), access.names
+        ),
         access.gate,
         forwarder,
         core.endings,
-        RequestReader(fleet, config.edge, config.limits.max_messages, models),
+        RequestReader(fleet, config.edge, config.limits.max_messages, models, access.names),
         pods.responses,
         config.edge,
         config.limits,
@@ -562,8 +578,7 @@ def build_feeds(
         feeds[access.shared.name] = access.shared.run
     if edges.certificate:
         feeds["certificate"] = edges.certificate.follow
-    if access.tenants:
-        feeds["tenants"] = partial(access.tenants.follow, TENANTS_INTERVAL_S)
+    feeds |= {key: partial(file.follow, TENANTS_INTERVAL_S) for key, file in access.files.items()}
     if access.signing_keys:
         feeds["signing keys"] = access.signing_keys.run
     return feeds

@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from router.admission.fair_bound import KEPT_PART, FairBound
 from router.errors import Saturated, ShareExceeded
-from tests.examples import examples
 
 OWNERS = ("", "a", "b", "c", "d")
 
@@ -74,10 +73,9 @@ class SharedBound(RuleBasedStateMachine):
 
 
 TestSharedBound = SharedBound.TestCase
-TestSharedBound.settings = settings(examples(60), stateful_step_count=40)
+TestSharedBound.settings = settings(stateful_step_count=40)
 
 
-@settings(examples(20))
 @given(
     limit=st.integers(16, 100),
     weights=st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=2, max_size=5),

@@ -9,7 +9,7 @@ import pytest
 from router.admission.admission_queue import FULL_SHARE, queue_candidate
 from router.decision import Candidate, Cost, Direct, Split
 from router.types import PRIOR_OUTPUT_TOKENS, InFlight, PodSpeed, Role
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 SPEED = PodSpeed(10.0, 0.1, 0.0, 20.0, 0.1, 0.0)
 PREFILL = make_pod("p", speed=SPEED, role=Role.PREFILL)

@@ -23,7 +23,6 @@ from router.request.inbound import Head
 from router.request.quota_charges import QuotaCharges
 from router.types import Endpoint, InferenceRequest
 from tests.admission.share_book import ShareBook
-from tests.examples import examples
 
 MEMBERS = 3
 
@@ -116,7 +115,7 @@ class SharedLimits(RuleBasedStateMachine):
 
 
 TestSharedLimits = SharedLimits.TestCase
-TestSharedLimits.settings = settings(examples(60), stateful_step_count=40)
+TestSharedLimits.settings = settings(stateful_step_count=40)
 
 
 def exchange(book: ShareBook, *members: Member, now_s: float = 0.0) -> None:

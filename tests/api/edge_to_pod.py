@@ -29,10 +29,10 @@ from router.request.inbound import HeaderList
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
-from tests.policy.scenes import make_pod
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
+from tests.kit.deadlines import DEADLINE_S, GENEROUS
+from tests.kit.scenes import make_pod
 
-DEADLINE_S = 20.0
 ADDED_BY_THE_ROUTER = {b"host", b"content-length", b"x-request-id", b"x-forwarded-for", b"accept-encoding"}
 
 
@@ -110,6 +110,7 @@ class UnreadBodies(RequestReader):
         tenant: Tenant,
         given_model: str = "",
         *,
+        stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
         return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)
@@ -146,7 +147,7 @@ async def chain(edge: Edge | None = None, *, reads_bodies: bool = False) -> Asyn
     async with asyncio.timeout(DEADLINE_S), await asyncio.start_server(pod.serve, "127.0.0.1", 0) as upstream:
         url = f"http://127.0.0.1:{upstream.sockets[0].getsockname()[1]}"
         served = make_pod(url=url, models=("m",))
-        pools = UpstreamPools(Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5))
+        pools = UpstreamPools(GENEROUS)
         forwarding = (edge or Edge()).model_copy(update={"extra_paths": ("/v1/x", "/v1/next")})
         limits = Limits(max_header_bytes=4096)
         core = CoreOfPods([served])

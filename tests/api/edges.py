@@ -12,7 +12,7 @@ from router.config.schema import Edge, Limits
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.response_locator import ResponseLocator
 from router.request.reading import RequestReader
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
 
 
 def edge_of(

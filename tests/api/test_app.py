@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
+from router.admission.names import ModelName, Names, NamesInUse
 from router.admission.tenant import OPEN_TENANT
 from router.config.schema import Edge, Limits
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel
@@ -20,8 +21,7 @@ from router.fleet.fleet import Fleet
 from router.frontends.http.app import public_app
 from router.frontends.http.http_edge import HttpEdge
 from tests.api.test_admin import POD, SMALL, error_of
-from tests.pace import Stopwatch
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,8 @@ class PublicEndpoints:
         self.fleet.sync([POD, SMALL])
         self.is_ready = False
         self.refused: list[RouterError] = []
-        own = public_app(self.fleet, lambda: self.is_ready, self._lifespan, self.refused.append)
+        self.names = NamesInUse()
+        own = public_app(self.fleet, lambda: self.is_ready, self._lifespan, self.refused.append, self.names)
         self.app = HttpEdge(Limits(), own)
 
     @asynccontextmanager
@@ -215,12 +216,17 @@ async def test_thousands_of_adapters_of_a_pod_do_not_block_requests(router: Publ
     assert turns > 100
 
 
-async def test_models_cost_no_more_where_many_pods_serve_them(router: PublicEndpoints) -> None:
-    """Every client may list them as often as it likes."""
-    adapters = tuple(map(str, range(200)))
-    router.fleet.sync([make_pod(str(pod), models=("base",), adapters=adapters) for pod in range(500)])
-    stopwatch = Stopwatch()
-    for _ in range(6):
-        with stopwatch:
-            assert len((await router.call("GET", "/v1/models")).json()["data"]) == 201
-    assert stopwatch.least_s < 0.01
+# --- names ---
+
+
+async def test_names_are_listed_with_the_shortest_context_that_they_may_become(router: PublicEndpoints) -> None:
+    """Not those whose models no pod serves, and no beginnings."""
+    cards = {card["id"]: card for card in (await router.call("GET", "/v1/models")).json()["data"]}
+    lengths = [cards[name]["max_model_len"] for name in SMALL.models + POD.models]
+    entry = ModelName("both", {**dict.fromkeys(SMALL.models + POD.models, 1.0), "gone": 1.0})
+    router.names.current = Names({"both": entry, "gone": ModelName("gone", {"no": 1.0})}, (("x-", entry),))
+    named = {card["id"]: card for card in (await router.call("GET", "/v1/models")).json()["data"]}
+    assert named.keys() - cards.keys() == {"both"}
+    assert named["both"]["max_model_len"] == min(length for length in lengths if length is not None)
+    assert (await router.call("GET", "/v1/models/both")).json() == named["both"]
+    assert (await router.call("GET", "/v1/models/gone")).status_code == 404

@@ -24,8 +24,9 @@ from router.frontends.http.protocol import EdgeProtocol
 from router.request.context import RequestContext
 from tests.api.test_fair_limits import CHAT, chat, gate_of
 from tests.api.test_openai_edge import make_edge
-from tests.request.cores import CoreOfPods
-from tests.virtual_time import run_virtually
+from tests.kit.cores import CoreOfPods
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual]
 
 PLACES = 64
 EVIL, GOOD = "10.0.0.1", "10.0.0.2"
@@ -74,6 +75,9 @@ class Wire(asyncio.Transport):
             self.ended = True
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
             self._network.on_end(self)
+
+    def can_write_eof(self) -> bool:
+        return False
 
     def pause_reading(self) -> None:
         """Nothing: a test sends what it wants."""
@@ -183,213 +187,166 @@ ATTACKS = {
 
 @pytest.mark.parametrize("data", ATTACKS.values(), ids=ATTACKS.keys())
 @pytest.mark.parametrize("quotas", [(Quota(concurrent_requests=1),), ()], ids=["one at a time", "no quota"])
-def test_connections_of_one_tenant_refuse_no_request_of_another(data: bytes, quotas: tuple[Quota, ...]) -> None:
+async def test_connections_of_one_tenant_refuse_no_request_of_another(data: bytes, quotas: tuple[Quota, ...]) -> None:
     """From the same address. It opens 80, and each again when it is closed."""
-
-    async def story() -> None:
-        with Network(gate_of(*quotas)) as network:
-            keep_open(network, 80, data)
-            await pause()
-            for _ in range(30):
-                assert await network.is_answered(chat("good"))
-            assert network.open <= PLACES + PLACES // 8 + MIN_NEWCOMERS
-
-    run_virtually(story())
+    with Network(gate_of(*quotas)) as network:
+        keep_open(network, 80, data)
+        await pause()
+        for _ in range(30):
+            assert await network.is_answered(chat("good"))
+        assert network.open <= PLACES + PLACES // 8 + MIN_NEWCOMERS
 
 
-def test_without_keys_the_address_stands_for_the_tenant() -> None:
-    async def story() -> None:
-        with Network() as network:
-            keep_open(network, 80, UPLOAD, EVIL)
-            for _ in range(30):
-                assert await network.is_answered(chat("good"), GOOD)
-            assert network.open <= PLACES + PLACES // 8 + MIN_NEWCOMERS
-
-    run_virtually(story())
+async def test_without_keys_the_address_stands_for_the_tenant() -> None:
+    with Network() as network:
+        keep_open(network, 80, UPLOAD, EVIL)
+        for _ in range(30):
+            assert await network.is_answered(chat("good"), GOOD)
+        assert network.open <= PLACES + PLACES // 8 + MIN_NEWCOMERS
 
 
-def test_whoever_needs_its_share_gets_it_from_incomplete_requests() -> None:
+async def test_whoever_needs_its_share_gets_it_from_incomplete_requests() -> None:
     """The client with more than its share loses them, the longest first. It gets an answer, and no more places."""
-
-    async def story() -> None:
-        with Network() as network:
-            evil = []
-            for _ in range(PLACES):
-                evil.append(network.connect(EVIL).send(UPLOAD))
-                await pause()
-            network.may_end.clear()
-            good = [network.connect(GOOD).send(chat("good")) for _ in range(PLACES // 2)]
+    with Network() as network:
+        evil = []
+        for _ in range(PLACES):
+            evil.append(network.connect(EVIL).send(UPLOAD))
             await pause()
-            assert {wire.status for wire in good} == {200}
-            lost = [wire.status for wire in evil]
-            assert lost == sorted(lost, reverse=True) and 20 < lost.count(429) < PLACES // 2
-            again = network.connect(EVIL).send(UPLOAD)
-            await pause()
-            assert again.status == 429 and b"retry-after:" in again.written and b"share_exceeded" in again.written
-            assert not any(wire.ended for wire in good)
+        network.may_end.clear()
+        good = [network.connect(GOOD).send(chat("good")) for _ in range(PLACES // 2)]
+        await pause()
+        assert {wire.status for wire in good} == {200}
+        lost = [wire.status for wire in evil]
+        assert lost == sorted(lost, reverse=True) and 20 < lost.count(429) < PLACES // 2
+        again = network.connect(EVIL).send(UPLOAD)
+        await pause()
+        assert again.status == 429 and b"retry-after:" in again.written and b"share_exceeded" in again.written
+        assert not any(wire.ended for wire in good)
 
-    run_virtually(story())
 
-
-def test_probes_that_never_end_keep_no_operator_out(tmp_path: Path) -> None:
+async def test_probes_that_never_end_keep_no_operator_out(tmp_path: Path) -> None:
     """They need no token, and come from the same address."""
     (tmp_path / "token").write_text("secret")
     token = BearerFile(str(tmp_path / "token"), "admin.bearer_file")
-
-    async def story() -> None:
-        with Network(edge=AdminEdge(Limits(max_connections=PLACES), own_pods(), "0.0.0.0", token)) as network:
-            keep_open(network, 80, b"GET /livez HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{")
-            await pause()
-            for _ in range(30):
-                assert await network.is_answered(
-                    b"GET /admin/pods HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret\r\n\r\n"
-                )
-
-    run_virtually(story())
+    with Network(edge=AdminEdge(Limits(max_connections=PLACES), own_pods(), "0.0.0.0", token)) as network:
+        keep_open(network, 80, b"GET /livez HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{")
+        await pause()
+        for _ in range(30):
+            assert await network.is_answered(
+                b"GET /admin/pods HTTP/1.1\r\nhost: h\r\nauthorization: Bearer secret\r\n\r\n"
+            )
 
 
-def test_no_response_that_began_is_cut() -> None:
+async def test_no_response_that_began_is_cut() -> None:
     """The others get an eighth more than the limit, and then an answer that says so."""
-
-    async def story() -> None:
-        with Network() as network:
-            network.may_end.clear()
-            running = [network.connect(EVIL).send(chat("evil")) for _ in range(PLACES)]
-            await pause()
-            good = [network.connect(GOOD).send(chat("good")) for _ in range(8)]
-            await pause()
-            statuses = [wire.status for wire in good]
-            assert statuses == sorted(statuses) and statuses.count(200) >= 4 and {*statuses} == {200, 503}
-            network.may_end.set()
-            await pause()
-            assert all(wire.written.endswith(b"\r\n\r\nok") for wire in running)
-            good[-1].send(chat("good"))
-            await pause()
-            assert good[-1].written.endswith(b"\r\n\r\nok")
-
-    run_virtually(story())
+    with Network() as network:
+        network.may_end.clear()
+        running = [network.connect(EVIL).send(chat("evil")) for _ in range(PLACES)]
+        await pause()
+        good = [network.connect(GOOD).send(chat("good")) for _ in range(8)]
+        await pause()
+        statuses = [wire.status for wire in good]
+        assert statuses == sorted(statuses) and statuses.count(200) >= 4 and {*statuses} == {200, 503}
+        network.may_end.set()
+        await pause()
+        assert all(wire.written.endswith(b"\r\n\r\nok") for wire in running)
+        good[-1].send(chat("good"))
+        await pause()
+        assert good[-1].written.endswith(b"\r\n\r\nok")
 
 
-def test_idle_connections_of_one_within_its_share_stay() -> None:
+async def test_idle_connections_of_one_within_its_share_stay() -> None:
     """Those of the client with the most end first, also if they wait for less time."""
-
-    async def story() -> None:
-        with Network() as network:
-            good = [network.connect(GOOD).send(chat("good")) for _ in range(8)]
-            await pause()
-            evil = [network.connect(EVIL).send(chat("evil")) for _ in range(PLACES - 8)]
-            await pause()
-            keep_open(network, 80, UPLOAD, EVIL)
-            others = [network.connect(f"10.0.1.{number}").send(chat("good")) for number in range(20)]
-            await pause()
-            assert {wire.status for wire in others} == {200}
-            assert not any(wire.ended for wire in good)
-            assert any(wire.ended for wire in evil)
-
-    run_virtually(story())
+    with Network() as network:
+        good = [network.connect(GOOD).send(chat("good")) for _ in range(8)]
+        await pause()
+        evil = [network.connect(EVIL).send(chat("evil")) for _ in range(PLACES - 8)]
+        await pause()
+        keep_open(network, 80, UPLOAD, EVIL)
+        others = [network.connect(f"10.0.1.{number}").send(chat("good")) for number in range(20)]
+        await pause()
+        assert {wire.status for wire in others} == {200}
+        assert not any(wire.ended for wire in good)
+        assert any(wire.ended for wire in evil)
 
 
-def test_a_request_refused_by_its_head_takes_no_place() -> None:
+async def test_a_request_refused_by_its_head_takes_no_place() -> None:
     """Its connection has one when a later request is admitted, until it ends."""
-
-    async def story() -> None:
-        with Network(gate_of()) as network:
-            wire = network.connect().send(UPLOAD)
-            other = network.connect().send(HEAD + b"\r\n")
-            await pause()
-            assert (wire.status, other.status, network.placed) == (401, 401, 0)
-            other.send(chat("good"))
-            assert network.placed == network.edge.client_connections.part("good") == 1
-            await pause()
-            other.abort()
-            wire.abort()
-            await pause()
-            assert not network.placed and not network.open and not network.edge.newcomers.networks
-
-    run_virtually(story())
+    with Network(gate_of()) as network:
+        wire = network.connect().send(UPLOAD)
+        other = network.connect().send(HEAD + b"\r\n")
+        await pause()
+        assert (wire.status, other.status, network.placed) == (401, 401, 0)
+        other.send(chat("good"))
+        assert network.placed == network.edge.client_connections.part("good") == 1
+        await pause()
+        other.abort()
+        wire.abort()
+        await pause()
+        assert not network.placed and not network.open and not network.edge.newcomers.networks
 
 
-def test_a_connection_that_an_answered_client_does_not_close_loses_its_place() -> None:
+async def test_a_connection_that_an_answered_client_does_not_close_loses_its_place() -> None:
     """With TLS, the router waits for the client's end. Responses that the client still reads are not cut."""
-
-    async def story() -> None:
-        with Network() as network:
-            network.uses_tls = True
-            ending = chat("evil").replace(b"content-type", b"connection: close\r\ncontent-type", 1)
-            evil = [network.connect(EVIL).send(ending) for _ in range(PLACES)]
-            evil[0].unread_bytes = 1
-            await pause()
-            good = [network.connect(GOOD).send(chat("good")) for _ in range(20)]
-            await pause()
-            assert {wire.status for wire in good} == {200}
-            assert not evil[0].ended and sum(wire.ended for wire in evil) >= 10
-
-    run_virtually(story())
+    with Network() as network:
+        network.uses_tls = True
+        ending = chat("evil").replace(b"content-type", b"connection: close\r\ncontent-type", 1)
+        evil = [network.connect(EVIL).send(ending) for _ in range(PLACES)]
+        evil[0].unread_bytes = 1
+        await pause()
+        good = [network.connect(GOOD).send(chat("good")) for _ in range(20)]
+        await pause()
+        assert {wire.status for wire in good} == {200}
+        assert not evil[0].ended and sum(wire.ended for wire in evil) >= 10
 
 
-def test_a_proxys_connection_serves_another_client_also_if_all_are_in_use() -> None:
+async def test_a_proxys_connection_serves_another_client_also_if_all_are_in_use() -> None:
     """A place that it has only changes hands."""
-
-    async def story() -> None:
-        with Network() as network:
-            proxied = [network.connect("127.0.0.1") for _ in range(PLACES)]
-            for client in (b"10.0.0.1", b"10.0.0.2", b"10.0.0.1"):
-                for wire in proxied:
-                    wire.written = b""
-                    wire.send(chat("good").replace(b"host: h", b"host: h\r\nx-forwarded-for: " + client, 1))
-                await pause()
-                assert {wire.status for wire in proxied} == {200}
-                assert network.edge.client_connections.part(client.decode()) == network.placed == PLACES
-
-    run_virtually(story())
+    with Network() as network:
+        proxied = [network.connect("127.0.0.1") for _ in range(PLACES)]
+        for client in (b"10.0.0.1", b"10.0.0.2", b"10.0.0.1"):
+            for wire in proxied:
+                wire.written = b""
+                wire.send(chat("good").replace(b"host: h", b"host: h\r\nx-forwarded-for: " + client, 1))
+            await pause()
+            assert {wire.status for wire in proxied} == {200}
+            assert network.edge.client_connections.part(client.decode()) == network.placed == PLACES
 
 
-def test_a_new_connection_whose_head_has_arrived_is_not_dropped() -> None:
+async def test_a_new_connection_whose_head_has_arrived_is_not_dropped() -> None:
     """The event loop has not read it yet."""
-
-    async def story() -> None:
-        with Network() as network:
-            wires = [network.connect() for _ in range(2 * PLACES)]
-            network.other.send(b"a head")
-            await pause()
-            assert not any(wire.ended for wire in wires)
-            network.quiet.recv(100)
-            await pause()
-            assert [wire.ended for wire in wires] == [True] * PLACES + [False] * PLACES
-
-    run_virtually(story())
+    with Network() as network:
+        wires = [network.connect() for _ in range(2 * PLACES)]
+        network.other.send(b"a head")
+        await pause()
+        assert not any(wire.ended for wire in wires)
+        network.quiet.recv(100)
+        await pause()
+        assert [wire.ended for wire in wires] == [True] * PLACES + [False] * PLACES
 
 
-def test_connections_of_many_networks_end_no_other_newcomer() -> None:
+async def test_connections_of_many_networks_end_no_other_newcomer() -> None:
     """Only the network with the most loses some."""
-
-    async def story() -> None:
-        with Network() as network:
-            good = network.connect(GOOD)
-            keep_open(network, 200, b"", "fd00::1", times=2000)
-            keep_open(network, 200, HEAD, "fd00::2", times=2000)
-            await asyncio.sleep(0.2)
-            assert network.open <= 400 and not good.ended
-            good.send(chat("good"))
-            await pause()
-            assert good.status == 200
-
-    run_virtually(story())
+    with Network() as network:
+        good = network.connect(GOOD)
+        keep_open(network, 200, b"", "fd00::1", times=2000)
+        keep_open(network, 200, HEAD, "fd00::2", times=2000)
+        await asyncio.sleep(0.2)
+        assert network.open <= 400 and not good.ended
+        good.send(chat("good"))
+        await pause()
+        assert good.status == 200
 
 
-def test_fresh_bodies_of_one_client_leave_memory_for_others() -> None:
+async def test_fresh_bodies_of_one_client_leave_memory_for_others() -> None:
     """However often it sends new ones: if it has more than its share, an incomplete one has no time."""
-
-    async def story() -> None:
-        with Network(max_held_bytes=1000) as network:
-            large = HEAD + b"content-length: 101\r\n\r\n" + b"x" * 100
-            evil = keep_open(network, 10, large, EVIL)
-            network.may_end.clear()
-            await pause()
-            good = [network.connect(GOOD).send(large) for _ in range(5)]
-            await pause()
-            memory = network.edge.body_memory.bound
-            assert memory.part(GOOD) == 500 and not any(wire.status for wire in good)
-            assert [wire.status for wire in evil[:4]] == [503] * 4
-
-    run_virtually(story())
+    with Network(max_held_bytes=1000) as network:
+        large = HEAD + b"content-length: 101\r\n\r\n" + b"x" * 100
+        evil = keep_open(network, 10, large, EVIL)
+        network.may_end.clear()
+        await pause()
+        good = [network.connect(GOOD).send(large) for _ in range(5)]
+        await pause()
+        memory = network.edge.body_memory.bound
+        assert memory.part(GOOD) == 500 and not any(wire.status for wire in good)
+        assert [wire.status for wire in evil[:4]] == [503] * 4

@@ -17,11 +17,11 @@ from uvicorn.server import ServerState
 
 from router.frontends.http.protocol import EdgeProtocol
 from tests.api.edges import edge_of
-from tests.proxy.pods import LONGER_S, Behaviour, ScriptedPod, Town
-from tests.proxy.steps import Pipe, StepLoop
+from tests.kit.cores import CHAT
+from tests.kit.scripted_pods import LONGER_S, Behaviour, ScriptedPod, Town
+from tests.kit.step_loop import Pipe, StepLoop
 from tests.proxy.test_cancellation import PROMPT, leftovers, streaming
 from tests.proxy.test_kv_transfer import ANSWERING, saying
-from tests.request.cores import CHAT
 
 BODY = json.dumps({**CHAT, "stream": True}).encode()
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n" % len(BODY)

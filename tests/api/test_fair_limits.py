@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from typing import Any, cast
 
@@ -25,7 +26,6 @@ from router.frontends.http.server import TlsListener
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import (
-    DEADLINE_S,
     MAX_BYTES,
     Edge,
     connected,
@@ -33,9 +33,9 @@ from tests.api.test_protocol import (
     forever,
     post,
     read_answer,
-    replace_limits,
 )
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
+from tests.kit.deadlines import DEADLINE_S, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 EVIL, GOOD = b"x-forwarded-for: 10.0.0.1", b"x-forwarded-for: 10.0.0.2"
@@ -72,11 +72,6 @@ async def clients(edge: Any) -> AsyncIterator[Clients]:
         yield Clients(writer.get_extra_info("peername"), stack)
 
 
-async def until(condition: Any) -> None:
-    while not condition():
-        await asyncio.sleep(0)
-
-
 # --- memory for bodies ---
 
 
@@ -103,6 +98,11 @@ async def test_bodies_that_never_end_leave_memory_for_others() -> None:
     assert not edge.body_memory.arriving and edge.body_memory.bound.part("10.0.0.1") == 0
 
 
+def holds(edge: Any, bodies: int) -> bool:
+    """Whether the good client holds the memory of this number of bodies."""
+    return bool(edge.body_memory.bound.part("10.0.0.2") == bodies * MAX_BYTES)
+
+
 async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the client that holds the most, until the other one has its share."""
     monkeypatch.setattr(exchange, "SLOW_REQUEST_S", 0.0)
@@ -113,7 +113,7 @@ async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch)
         await until(lambda: edge.body_memory.bytes == 8 * (MAX_BYTES - 1))
         for count in range(1, 5):
             await to.send(post(b"y" * MAX_BYTES, GOOD))
-            await until(lambda count=count: edge.body_memory.bound.part("10.0.0.2") == count * MAX_BYTES)
+            await until(partial(holds, edge, count))
         await until(lambda: len(edge.seen) == 8)
         dropped = [received.refusal for received in edge.seen if received.refusal is not None]
         assert len(dropped) == 4 and all(isinstance(refusal, Saturated) for refusal in dropped)
@@ -121,24 +121,6 @@ async def test_slow_bodies_make_room_for_others(monkeypatch: pytest.MonkeyPatch)
 
 
 # --- connections; what ends when all are in use: tests/api/test_client_places.py ---
-
-
-async def test_connections_of_one_client_leave_some_for_others() -> None:
-    """However long its requests take."""
-    edge = Edge(stays_or_echo, replace_limits(max_connections=8))
-    async with clients(edge) as to:
-        for _ in range(8):  # in addition to the one that waits, which has no place
-            await to.send(post(HELD, EVIL))
-        await until(lambda: len(edge.seen) == 8)
-        for _ in range(3):
-            reader, writer = await to.send(post(b"a", GOOD))
-            assert (await read_answer(reader))[1] == b"a"
-            writer.close()
-            await until(lambda: edge.client_connections.used == 8)
-        await to.send(post(HELD, GOOD))
-        await until(lambda: edge.client_connections.part("10.0.0.2") == 1)
-        assert edge.client_connections.used == 9
-    await until(lambda: edge.client_connections.used == 0)
 
 
 # --- requests in flight ---

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admission.tenant import OPEN_TENANT, Tenant
@@ -22,6 +22,7 @@ from router.frontends.http.exchange import Exchange
 from router.frontends.http.large_bodies import ItemCounter, LargeBodies
 from router.types import Endpoint
 from tests.api.edge_to_pod import UnreadBodies, chain
+from tests.kit.deadlines import DEADLINE_S
 
 ITEMS = 1_000
 TEXT = st.text(st.sampled_from('ab"\\,[{}]:é\n'), max_size=12)
@@ -49,7 +50,6 @@ def counted(value: Any) -> tuple[int, int, int]:
 
 
 @given(value=VALUES, size=st.integers(1, 40), ascii_only=st.booleans())
-@settings(max_examples=200, deadline=None)
 def test_items_are_counted_outside_of_strings_wherever_a_body_is_cut(value: Any, size: int, ascii_only: bool) -> None:
     counter = ItemCounter()
     for piece in pieces_of(json.dumps(value, ensure_ascii=ascii_only).encode(), size):
@@ -58,7 +58,6 @@ def test_items_are_counted_outside_of_strings_wherever_a_body_is_cut(value: Any,
 
 
 @given(value=st.dictionaries(TEXT, VALUES, max_size=5), size=st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
 def test_the_fields_at_the_top_are_counted(value: dict[str, Any], size: int) -> None:
     counter = ItemCounter()
     for piece in pieces_of(json.dumps(value).encode(), size):
@@ -181,7 +180,7 @@ async def test_a_tenant_with_one_large_body_waits_for_no_other_tenants_bodies() 
     for pending in checks:
         pending.cancel()
     await asyncio.gather(*checks, return_exceptions=True)
-    await asyncio.wait_for(check("later", large), 5)
+    await asyncio.wait_for(check("later", large), DEADLINE_S)
 
 
 @pytest.mark.anyio
@@ -212,7 +211,7 @@ async def test_a_body_that_left_gives_its_turn_to_the_next() -> None:
         waiting[0].cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert order == ["c", "d"]
-    async with asyncio.timeout(5), turns.turn(Tenant(name="last"), 0, 1):
+    async with asyncio.timeout(DEADLINE_S), turns.turn(Tenant(name="last"), 0, 1):
         waiting = [asyncio.create_task(take("f")), asyncio.create_task(take("g"))]
         await asyncio.sleep(0)
         asyncio.get_running_loop().call_soon(waiting[0].cancel)  # just as it gets its turn
@@ -246,7 +245,6 @@ async def test_the_next_request_of_a_chat_is_counted_from_where_it_differs(monke
     ends=st.lists(st.lists(st.sampled_from([b'"', b"\\", b"[", b"\xc3", b"\xa9", b"a"]), max_size=40), max_size=4),
     size=st.integers(1, 9),
 )
-@settings(max_examples=200, deadline=None)
 def test_what_is_remembered_changes_no_verdict(starts: list[bytes], ends: list[list[bytes]], size: int) -> None:
     used = LargeBodies(4)
 
@@ -332,7 +330,7 @@ async def test_a_refused_body_is_freed_at_once() -> None:
             head = b"POST /v1/x HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             client.writer.write(head + body)
             assert b"limits.max_json_items" in (await client.answer())[1]
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 while any(isinstance(each, Exchange) for each in gc.get_objects()):
                     await asyncio.sleep(0.05)
     finally:

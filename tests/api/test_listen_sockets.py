@@ -45,6 +45,15 @@ def test_of_two_routers_that_load_tokenizers_at_once_one_opens_the_port() -> Non
             open_port(two, 1)
 
 
+def test_two_colons_are_all_addresses_of_both_families() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("this machine has no IPv6")
+    with bind_port("::", 0) as both:
+        open_port(both, 2)
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, both.getsockname()[1]), timeout=60).close()
+
+
 def test_the_admin_port_belongs_to_one_router() -> None:
     """A second process of the same user cannot share it."""
     with bind_admin(AdminListen(port=0)) as ours:

@@ -22,8 +22,8 @@ from router.frontends.admin.page_snapshot import (
     page_headers,
 )
 from router.observe.log import LINE_FIELDS
-from tests.virtual_time import run_virtually
 
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual]
 PAGE = _FILE.read_bytes()
 
 
@@ -63,101 +63,81 @@ async def seen_for(stream: SnapshotStream, seconds: float) -> list[bytes]:
     return found
 
 
-def test_nothing_is_computed_while_nobody_watches() -> None:
-    async def main() -> None:
-        computed = Computed()
-        async with computed.running():
-            await asyncio.sleep(60)
-            assert computed.count == 0
-            await seen_for(computed.stream, 2.5 * INTERVAL_S)
-            before = computed.count
-            await asyncio.sleep(60)
-            assert computed.count == before == 3
-
-    run_virtually(main())
+async def test_nothing_is_computed_while_nobody_watches() -> None:
+    computed = Computed()
+    async with computed.running():
+        await asyncio.sleep(60)
+        assert computed.count == 0
+        await seen_for(computed.stream, 2.5 * INTERVAL_S)
+        before = computed.count
+        await asyncio.sleep(60)
+        assert computed.count == before == 3
 
 
-def test_all_viewers_share_one_snapshot_a_second() -> None:
-    async def main() -> None:
-        computed = Computed()
-        async with computed.running():
-            seen = await asyncio.gather(*(seen_for(computed.stream, 5.5 * INTERVAL_S) for _ in range(MAX_VIEWERS)))
-        assert computed.count == 6
-        assert all(events == [b"data: %d\n\n" % number for number in range(1, 7)] for events in seen)
-
-    run_virtually(main())
+async def test_all_viewers_share_one_snapshot_a_second() -> None:
+    computed = Computed()
+    async with computed.running():
+        seen = await asyncio.gather(*(seen_for(computed.stream, 5.5 * INTERVAL_S) for _ in range(MAX_VIEWERS)))
+    assert computed.count == 6
+    assert all(events == [b"data: %d\n\n" % number for number in range(1, 7)] for events in seen)
 
 
-def test_a_slow_viewer_skips_snapshots() -> None:
-    async def main() -> None:
-        computed = Computed()
-        async with computed.running():
-            with computed.stream.viewer() as events:
-                assert await anext(events) == b"data: 1\n\n"
-                await asyncio.sleep(9.5 * INTERVAL_S)
-                assert await anext(events) == b"data: 11\n\n"
-
-    run_virtually(main())
+async def test_a_slow_viewer_skips_snapshots() -> None:
+    computed = Computed()
+    async with computed.running():
+        with computed.stream.viewer() as events:
+            assert await anext(events) == b"data: 1\n\n"
+            await asyncio.sleep(9.5 * INTERVAL_S)
+            assert await anext(events) == b"data: 11\n\n"
 
 
-def test_the_number_of_viewers_is_bounded() -> None:
+async def test_the_number_of_viewers_is_bounded() -> None:
     """One that leaves makes room for another."""
-
-    async def main() -> None:
-        computed = Computed()
-        async with computed.running():
-            viewers = [asyncio.create_task(seen_for(computed.stream, 2 * INTERVAL_S)) for _ in range(MAX_VIEWERS)]
-            await asyncio.sleep(INTERVAL_S)
-            with pytest.raises(Saturated), computed.stream.viewer():
-                pass
-            await asyncio.gather(*viewers)
-            assert await seen_for(computed.stream, 2 * INTERVAL_S)
-
-    run_virtually(main())
+    computed = Computed()
+    async with computed.running():
+        viewers = [asyncio.create_task(seen_for(computed.stream, 2 * INTERVAL_S)) for _ in range(MAX_VIEWERS)]
+        await asyncio.sleep(INTERVAL_S)
+        with pytest.raises(Saturated), computed.stream.viewer():
+            pass
+        await asyncio.gather(*viewers)
+        assert await seen_for(computed.stream, 2 * INTERVAL_S)
 
 
-def test_pages_that_are_opened_at_once_do_not_exceed_the_limit() -> None:
+async def test_pages_that_are_opened_at_once_do_not_exceed_the_limit() -> None:
     """A viewer counts before its first byte is sent. One that is gone by then, too, makes room for another."""
+    computed = Computed()
+    app, started = FastAPI(), []
+    add_page_routes(app, computed.stream)
 
-    async def main() -> None:
-        computed = Computed()
-        app, started = FastAPI(), []
-        add_page_routes(app, computed.stream)
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            started.append(message["status"])
+            await asyncio.sleep(60)
 
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                started.append(message["status"])
-                await asyncio.sleep(60)
+    async def receive() -> Message:
+        await asyncio.sleep(3600)
+        return {"type": "http.disconnect"}
 
-        async def receive() -> Message:
-            await asyncio.sleep(3600)
-            return {"type": "http.disconnect"}
-
-        scope = {"type": "http", "method": "GET", "path": EVENTS_PATH, "headers": [], "query_string": b""}
-        async with computed.running():
-            tasks = [asyncio.create_task(app({**scope}, receive, send)) for _ in range(MAX_VIEWERS + 4)]
-            await asyncio.sleep(1)
-            assert (started.count(200), computed.stream.viewers) == (MAX_VIEWERS, MAX_VIEWERS)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            assert computed.stream.viewers == 0
-
-    run_virtually(main())
+    scope = {"type": "http", "method": "GET", "path": EVENTS_PATH, "headers": [], "query_string": b""}
+    async with computed.running():
+        tasks = [asyncio.create_task(app({**scope}, receive, send)) for _ in range(MAX_VIEWERS + 4)]
+        await asyncio.sleep(1)
+        assert (started.count(200), computed.stream.viewers) == (MAX_VIEWERS, MAX_VIEWERS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert computed.stream.viewers == 0
 
 
-def test_viewers_are_released_when_the_router_stops() -> None:
-    async def main() -> None:
-        computed = Computed()
-        async with computed.running() as task:
-            with computed.stream.viewer() as events:
-                await anext(events)
-                task.cancel()
-                assert [event async for event in events] == []
-            with computed.stream.viewer() as events:
-                assert [event async for event in events] == [], "a page that is opened too late"
-
-    run_virtually(main())
+async def test_viewers_are_released_when_the_router_stops() -> None:
+    computed = Computed()
+    async with computed.running() as task:
+        with computed.stream.viewer() as events:
+            await anext(events)
+            task.cancel()
+            assert [event async for event in events] == []
+        with computed.stream.viewer() as events:
+            assert [event async for event in events] == [], "a page that is opened too late"
 
 
 def test_the_page_may_run_its_own_script_only_and_reach_its_own_listener_only() -> None:

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.admission.gate import AdmissionGate
+from router.admission.names import ModelName, Names, NamesInUse
 from router.admission.tenant import OPEN_TENANT, Admitted
 from router.config.schema import Edge, Limits
 from router.errors import (
@@ -34,9 +35,10 @@ from router.request.context import RequestContext
 from router.request.inbound import Head, HeaderList, first_values
 from router.request.parse import BodyParser
 from router.request.reading import RequestReader
-from router.types import Endpoint, Pod
+from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
+from tests.kit.deadlines import DEADLINE_S
 from tests.request.test_reading import CHAT, FORWARDED, OTHER_POD, POD, Headers
 
 Forward = Callable[[RequestContext, Exchange], Awaitable[None]]
@@ -59,10 +61,11 @@ def make_edge(
     configured: frozenset[str] = frozenset(),
     core: CoreOfPods | None = None,
     gate: AdmissionGate | None = None,
+    names: Names | None = None,
 ) -> OpenAiEdge:
     core, edge, limits = core or CoreOfPods([]), edge or Edge(), limits or Limits()
     core.fleet.sync(pods or [POD])
-    reader = RequestReader(core.fleet, edge, limits.max_messages, configured)
+    reader = RequestReader(core.fleet, edge, limits.max_messages, configured, NamesInUse(names) if names else None)
     return edge_of(core, Forwarder(forward), edge=edge, limits=limits, reader=reader, gate=gate)
 
 
@@ -151,6 +154,19 @@ def test_forms_that_might_steer_an_engine_are_refused(path: str, header: tuple[b
     trusting = make_edge(edge=Edge(trust_engine_fields=True), forward=forward)
     served(trusting, client)
     assert forwarded == [body]
+
+
+def test_the_form_of_a_name_is_forwarded_with_its_model() -> None:
+    forwarded: list[InferenceRequest] = []
+
+    async def forward(context: RequestContext, _client: Exchange) -> None:
+        forwarded.append(context.request)
+
+    form, names = FORM % b"model", Names({"whisper-1": ModelName("whisper-1", {"m": 1.0})})
+    sent = form.replace(b"{}", b"whisper-1")
+    served(make_edge(names=names, forward=forward), Client(sent, path="/v1/audio/transcriptions", headers=[MULTIPART]))
+    (request,) = forwarded
+    assert (request.model, request.name, request.body) == ("m", "whisper-1", form.replace(b"{}", b"m"))
 
 
 def test_other_forms_are_forwarded_unchanged() -> None:
@@ -307,6 +323,7 @@ class Client:
         self.body = body
         self.admitted = Admitted()
         self.refusal: RouterError | None = None
+        self.kept_open = False
         self.is_plain = self.started = self.response_complete = self.disconnected = self.sends_events = False
         self.status, self.headers, self.sent = 0, dict[bytes, bytes](), b""
         self._asked = path, "POST", headers
@@ -495,6 +512,6 @@ def test_a_burst_of_one_owner_does_not_begin_in_one_pass(others_run: bool) -> No
         go_on.set()
         await asyncio.gather(*running)
 
-    asyncio.run(asyncio.wait_for(story(), 10))
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
     assert begun.count("many") == 40
     assert begun.index("few") <= MAX_AT_ONCE + 2

@@ -18,7 +18,7 @@ from router.frontends.admin.page_figures import (
 )
 from router.observe.declared import of_requests
 from router.types import Matching, PodState, PodStatus
-from tests.policy.scenes import pod
+from tests.kit.scenes import pod
 
 LINKS = {"elsewhere": (100.0, 20.0)}
 WELL = Present(pods=6, waiting=2, slowdowns={"pod-1": 1.3}, index_age_s=0.4, reload_age_s=5.0, reload_ttft_ratio=1.1)

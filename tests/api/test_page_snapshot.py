@@ -42,7 +42,7 @@ from router.policy.calibrator import Calibrator
 from router.policy.decide import decide, expected_ttft_ms
 from router.stores.prefix_store import LocalStore
 from router.types import Links, PrefixTrust
-from tests.policy.scenes import POLICIES, pod, ready, request, scene
+from tests.kit.scenes import POLICIES, pod, ready, request, scene
 
 pytestmark = pytest.mark.anyio
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x00'\"</script>"

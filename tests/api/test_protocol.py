@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
@@ -29,9 +29,9 @@ from router.frontends.http.exchange import PROGRESS_BYTES, Exchange
 from router.frontends.http.http_edge import AnyExchange, HttpEdge
 from router.frontends.http.protocol import MAX_AHEAD, EdgeProtocol
 from router.request.inbound import Head, HeaderList
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
-DEADLINE_S = 20.0
 MAX_BYTES = 1000
 LIMITS = Limits(max_body_bytes=MAX_BYTES, max_header_bytes=1024)
 SOON_S = 0.05
@@ -858,22 +858,6 @@ async def test_a_client_that_never_reads_is_disconnected(streams: bool) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_client_that_reads_steadily_but_too_slowly_is_disconnected() -> None:
-    async def answer(client: Exchange) -> None:
-        client.start(200, [])
-        send_more_than_fits(client)
-        await client.ready()
-        raise AssertionError("the client reads too slowly")
-
-    edge = Edge(answer, replace_limits(slow_read_timeout_s=SOON_S))
-    async with connected(edge) as (_, writer):
-        read_nothing(writer)
-        writer.write(post(b""))
-        await edge.gone.wait()
-        while edge.connections:
-            await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize("ahead", [post(b"b"), post(b"", path=b"/own"), post(b"b")[:-1]])
 async def test_a_disconnect_after_pipelined_requests_is_noticed(ahead: bytes) -> None:
     """While the first one is served. The others count as abandoned."""
@@ -1052,7 +1036,6 @@ NASTY += [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     at=st.integers(0, len(GOOD)),
     nasty=st.sampled_from(NASTY) | st.binary(max_size=8),

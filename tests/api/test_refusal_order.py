@@ -16,7 +16,7 @@ from router.request.context import RequestContext
 from tests.admission.test_gate import KEY, gate_of
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, read_answer
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 

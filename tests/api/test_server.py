@@ -16,7 +16,8 @@ from router.frontends.http.app import bare_app
 from router.frontends.http.http_edge import HttpEdge
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer, bind_port
-from tests.api.test_protocol import DEADLINE_S, Edge, echo, post, read_answer
+from tests.api.test_protocol import Edge, echo, post, read_answer
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 

@@ -9,19 +9,22 @@ from typing import Any, cast
 
 import pytest
 
+from router.admission.names import ModelName, Names
 from router.frontends.http.exchange import Exchange
 from router.index.stored_responses import StoredResponse
 from router.request.context import RequestContext
 from router.types import Endpoint
 from tests.api.test_openai_edge import make_edge
 from tests.api.test_protocol import connected, read_answer, whole
-from tests.request.cores import CoreOfPods
+from tests.kit.cores import CoreOfPods
 from tests.request.test_reading import POD
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
-async def ask(method: str, path: str) -> tuple[list[RequestContext], bytes, bytes]:
+async def ask(
+    method: str, path: str, sent: bytes = b"", names: Names | None = None
+) -> tuple[list[RequestContext], bytes, bytes]:
     """(what was forwarded, head, body). There are two models on two pods; `b` stores a response."""
     forwarded: list[RequestContext] = []
 
@@ -32,10 +35,11 @@ async def ask(method: str, path: str) -> tuple[list[RequestContext], bytes, byte
     pods = [replace(POD, id=name, models=(f"model-{name}",)) for name in ("a", "b")]
     core = CoreOfPods([])
     core.state.stored.learn(StoredResponse("resp_1", "b", "model-b", monotonic()), monotonic())
-    edge = cast(Any, make_edge(*pods, forward=forward, core=core))
+    edge = cast(Any, make_edge(*pods, forward=forward, core=core, names=names))
     edge.connections = set()
     async with connected(edge) as (reader, writer):
-        writer.write(f"{method} {path} HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n".encode())
+        head = f"{method} {path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {len(sent)}"
+        writer.write(f"{head}\r\n\r\n".encode() + sent)
         return forwarded, *await read_answer(reader)
 
 
@@ -55,6 +59,16 @@ async def test_a_stored_response_needs_no_model(method: str, action: str) -> Non
     assert head.startswith(b"HTTP/1.1 200 ")
     assert (context.stored_pod, context.request.model) == ("b", "model-b")
     assert context.request.endpoint is Endpoint.OTHER
+
+
+async def test_a_name_goes_on_with_the_model_of_the_stored_response() -> None:
+    """Not with the one that a new conversation would have."""
+    names = Names({"chat": ModelName("chat", {"model-a": 1e9, "model-b": 1.0})})
+    sent = {"model": "chat", "input": "and?"}
+    for more, expected in (({}, "model-a"), ({"previous_response_id": "resp_1"}, "model-b")):
+        (context,), _, _ = await ask("POST", "/v1/responses", json.dumps({**sent, **more}).encode(), names)
+        assert (context.request.name, context.request.model) == ("chat", expected)
+        assert json.loads(context.request.body)["model"] == expected
 
 
 async def test_an_unknown_response_is_a_404_that_says_why() -> None:

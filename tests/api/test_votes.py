@@ -13,8 +13,8 @@ from router.request.context import RequestContext
 from router.types import PodState
 from tests.api.edges import edge_of
 from tests.api.test_openai_edge import Client, Forwarder, served
-from tests.policy.scenes import make_pod
-from tests.request.cores import JSON_HEADERS, CoreOfPods
+from tests.kit.cores import JSON_HEADERS, CoreOfPods
+from tests.kit.scenes import make_pod
 
 NAMES = [f"made-up-{number}" for number in range(20)]
 BAD, WELL = "b" * 3 + "a" * 3, "a"

@@ -42,7 +42,7 @@ from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import AttentionKind, BlockChange, BlocksStored, Generation, LayerType, PromptPrefix, Tier
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 GENERATION = Generation(model="bench", block_size_tokens=16)

@@ -23,7 +23,7 @@ from router.observe.class_metrics import MAX_TENANT_CHARACTERS, NAMED_TENANTS
 from router.observe.fast_metrics import OPEN_METRICS, OTHER, PLAIN, Buckets, Count, Labelled, Labels, TextFormat
 from router.observe.metrics import KNOWN_STATES, Metrics
 from router.types import FleetSnapshot, PodLoad, PodState, PodStatus, PrefixTrust
-from tests.policy.scenes import pod
+from tests.kit.scenes import pod
 
 PODS = 500
 MAX_BODY_BYTES, MAX_TURN_MS = 3_200_000, 5.0

@@ -22,7 +22,7 @@ from rich.table import Table
 from router.policy.decide import decide
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, Role, Scene
-from tests.policy.scenes import POLICIES, pod, prompt_of, request, scene
+from tests.kit.scenes import POLICIES, pod, prompt_of, request, scene
 
 TOKENS = 8192
 LINKS = Links(elsewhere=Link(5.0, 2e7))

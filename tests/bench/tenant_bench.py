@@ -44,7 +44,7 @@ from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import ResponseReader
 from router.types import Endpoint, InferenceRequest
 from router.wiring.router import SYSTEM_CLOCK
-from tests.policy.scenes import POLICIES, pod, ready, scene
+from tests.kit.scenes import POLICIES, pod, ready, scene
 from tests.request.test_reading import make_reader
 
 KEYS, TENANTS, ROUNDS, REQUESTS = 100_000, 10, 41, 2_000

@@ -15,7 +15,7 @@ from router.policy.decide import decide
 from router.policy.recording import record
 from router.policy.spec import Policy
 from router.types import PodStatus, Scene
-from tests.policy.scenes import POLICIES, pod, ready, request, scene
+from tests.kit.scenes import POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 NOON_S = 1_764_590_400.0

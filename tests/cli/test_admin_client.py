@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pytest
 
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 
 pytestmark = pytest.mark.net
 TOKEN = "hush-4711"

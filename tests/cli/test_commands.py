@@ -10,7 +10,7 @@ import pytest
 
 from router import __version__
 from router.cli import COMMANDS, GROUPS, REMOVED, _load, commands
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 
 LOADED = """
 import sys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 from tests.redis_servers.server import tls_material
 
 MODEL = "models:\n- name: m\n"

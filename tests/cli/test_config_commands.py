@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from router.config.models import ModelPrior, load_priors
-from tests.cli.conftest import Typed
 from tests.config.architectures import DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B
+from tests.kit.command_line import Typed
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ from router.cli.admin_client import AdminClient
 from router.cli.doctor import CHECKS, Subject
 from router.config.schema import RouterConfig
 from router.observe.tracing import collector_hint
-from tests.cli.conftest import Typed
-from tests.closed_port import closed_port
+from tests.kit.closed_port import closed_port
+from tests.kit.command_line import Typed
+from tests.kit.scenes import fleet_of, make_pod
 from tests.otlp_receiver import collecting
-from tests.policy.scenes import fleet_of, make_pod
 from tests.stories.conftest import TEMPLATE
 
 pytestmark = pytest.mark.net

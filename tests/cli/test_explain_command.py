@@ -22,10 +22,9 @@ from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.policy.spec import Policy
 from router.types import PodLoad, PodState, PodStatus, Scene
-from tests.cli.conftest import Typed
 from tests.cli.receipt_lines import BY, lines, made, write
-from tests.examples import examples
-from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
+from tests.kit.command_line import Typed
+from tests.kit.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 
 def kept(seen: Scene, by: Policy) -> RecordedDecision:
@@ -50,7 +49,6 @@ def cells(lines: list[str], label: str) -> list[float]:
     return [float(cell.replace(",", "")) for cell in row.split(", ms", 1)[1].split()]
 
 
-@examples(40)
 @given(scenes(linked=False), st.sampled_from([POLICIES["cost_aware"], POLICIES["ring_bounded_load"]]))
 def test_printed_parts_add_up_to_the_printed_cost(seen: Scene, by: Policy) -> None:
     """In every column, to the last digit."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 
 
 @pytest.fixture

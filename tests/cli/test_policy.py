@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.config.load import shipped
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 
 
 def write(folder: Path, name: str, text: str) -> Path:
@@ -101,16 +101,6 @@ def test_a_missing_name_is_an_error(typed: Typed) -> None:
 def test_docs_prints_what_is_committed(typed: Typed, options: tuple[str, ...], file: str) -> None:
     """The page, or the schema."""
     assert typed("policy", "docs", *options).out == (shipped("policies") / file).read_text()
-
-
-def test_a_policy_that_is_nowhere_in_force_can_be_simulated(
-    typed: Typed, tmp_path: Path, fleet: Path, mix: Path
-) -> None:
-    """Compared with another policy."""
-    mine = write(tmp_path, "mine", "extends: least_load\n")
-    ended = typed("simulate", mix, "--fleet", fleet, "--jobs", "1", "--policies", f"round_robin,{mine}")
-    assert ended.code == 0
-    assert "mine" in ended.out and "round_robin" in ended.out
 
 
 def test_the_list_shows_which_requests_each_policy_decides(typed: Typed, tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ from router.cli.receipts_command import MAX_ROWS, OTHERS, Tally
 from router.cli.receipts_command import summed as summed_up
 from router.observe.receipts import Receipt
 from router.observe.receipts import receipt as receipt_of
-from tests.cli.conftest import Typed
 from tests.cli.receipt_lines import NOON_S, change, lines, made, seen_at, write
-from tests.policy.scenes import POLICIES, pod, ready
+from tests.kit.command_line import Typed
+from tests.kit.scenes import POLICIES, pod, ready
 
 HOUR_S = 3600.0
 

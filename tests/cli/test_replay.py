@@ -12,8 +12,8 @@ from router.observe.receipts import ReceiptWriter
 from router.policy.decide import decide
 from router.policy.recording import record
 from router.types import InFlight
-from tests.cli.conftest import Typed
-from tests.policy.scenes import POLICIES, holding, pod, ready, request, scene
+from tests.kit.command_line import Typed
+from tests.kit.scenes import POLICIES, holding, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 

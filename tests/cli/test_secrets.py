@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 
 CANARY = "canary7sesame"
 URL = f"redis://me:{CANARY}@127.0.0.1:1/0"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from router.config.tenant_file import TenantFile
-from tests.cli.conftest import Typed
+from tests.kit.command_line import Typed
 
 
 def test_a_new_key_is_accepted_from_the_printed_lines(typed: Typed, tmp_path: Path) -> None:

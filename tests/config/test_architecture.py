@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from loadtest.priors.architecture import KvDtype, kv_size, prefill_work
 from router.errors import ConfigError
 from tests.config.architectures import ARCHITECTURES, DEEPSEEK_V3, GPT_OSS_120B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B
-from tests.examples import examples
 
 WINDOWED = {**LLAMA_8B, "sliding_window": 4096}
 QWEN2 = {**LLAMA_8B, "use_sliding_window": True, "sliding_window": 100, "max_window_layers": 28}
@@ -192,7 +191,6 @@ def test_only_full_attention_grows_with_the_square() -> None:
     assert prefill_work(DEEPSEEK_V3).attention_flop_per_token2 == 61 * 128 * (192 + 128)
 
 
-@examples(50)
 @given(st.lists(st.sampled_from(["full_attention", "sliding_attention", "linear_attention"]), min_size=1))
 def test_every_layer_is_counted_once(layer_types: list[str]) -> None:
     """As full, windowed or state."""

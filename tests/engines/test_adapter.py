@@ -26,7 +26,7 @@ from router.engines.sglang import Sglang
 from router.guards import OutOfBounds
 from router.prompt import completion
 from router.types import MAX_NAME_CHARACTERS
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 engines = pytest.mark.parametrize("name", ENGINES)
 
@@ -191,7 +191,10 @@ def test_numbers_that_are_no_size_are_unknown() -> None:
 
 @pytest.mark.parametrize(
     ("owner", "engine"),
-    [("vllm", "vllm"), ("sglang", "sglang"), ("tensorrt_llm", "trtllm"), ("llamacpp", "llamacpp"), ("me", "")],
+    [
+        *(("vllm", "vllm"), ("vllm-frontend-rs", "vllm"), ("sglang", "sglang")),
+        *(("tensorrt_llm", "trtllm"), ("llamacpp", "llamacpp"), ("me", "")),
+    ],
 )
 def test_the_owner_of_models_shows_the_engine(owner: str, engine: str) -> None:
     """Whichever adapter reads it."""

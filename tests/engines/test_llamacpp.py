@@ -8,7 +8,7 @@ import pytest
 
 from router.engines.engine_catalog import ENGINES
 from router.types import PodLoad
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 LLAMACPP = ENGINES["llamacpp"]
 MODELS = json.dumps({"data": [{"id": "tiny", "meta": {"n_ctx": 4096, "n_ctx_train": 32768}}]}).encode()

@@ -10,7 +10,7 @@ from router.engines.adapter import parse_models
 from router.engines.engine_catalog import picture_identities
 from router.prompt.pictures.vllm_identifier import identify
 from router.types import Pod
-from tests.policy.scenes import make_pod, snapshot_of
+from tests.kit.scenes import make_pod, snapshot_of
 
 POD = make_pod(models=("m",), adapters=("l",), weights="./w", reads_pictures=True)
 

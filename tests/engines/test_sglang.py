@@ -10,7 +10,7 @@ import pytest
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 SGLANG = ENGINES["sglang"]
 METRICS = b"""\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.engines.engine_catalog import ENGINES
 from router.types import PodLoad
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 TRTLLM = ENGINES["trtllm"]
 METRICS = b"""\

@@ -11,7 +11,7 @@ import pytest
 from router.engines.adapter import KvEventSource, parse_tokens
 from router.engines.engine_catalog import ENGINES
 from router.types import Pod, PodLoad
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 VLLM = ENGINES["vllm"]
 MODELS = json.dumps({"data": [{"id": "tiny", "root": "/m", "parent": None, "max_model_len": 8192}]}).encode()
@@ -111,6 +111,21 @@ def test_a_pod_reports_its_release() -> None:
         assert facts is not None
         assert facts.version == version
     assert "/version" in VLLM.describe_paths
+
+
+@pytest.mark.parametrize(
+    ("owner", "answer", "front_end"),
+    [
+        ("vllm", b'{"version":"0.33.0"}', ""),
+        ("vllm", b'{"version":"0.33.0","rust_frontend_version":"0.33.0"}', "rust"),
+        ("vllm-frontend-rs", b"", "rust"),
+    ],
+)
+def test_a_pod_reports_its_front_end(owner: str, answer: bytes, front_end: str) -> None:
+    """By its version, or by the owner of its models where the version was not read."""
+    models = json.dumps({"data": [{"id": "tiny", "owned_by": owner}]}).encode()
+    facts = VLLM.describe({"/v1/models": models, "/version": answer}, make_pod())
+    assert facts is not None and facts.front_end == front_end
 
 
 def test_events_are_found_by_rank() -> None:

@@ -40,8 +40,8 @@ from router.wiring.router import (  # noqa: E402
     build_router,
     picker_front,
 )
+from tests.kit.scenes import LLAMA_8B  # noqa: E402
 from tests.loaded_tokenizers import loaded_tokenizer  # noqa: E402
-from tests.policy.scenes import LLAMA_8B  # noqa: E402
 from tests.stories.conftest import SOURCE, TEMPLATE  # noqa: E402
 
 DEADLINE_S = 60.0

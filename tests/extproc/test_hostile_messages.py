@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 
 import grpc
 import pytest
 
 from router.frontends.extproc.messages import ProcessingRequest, bytes_besides_body
-from router.frontends.extproc.metadata import MAX_ADDRESSES, POD_HEADER, addresses_in, peer_in, served_in
+from router.frontends.extproc.metadata import MAX_ADDRESSES, POD_HEADER, addresses_in
 from router.frontends.http.form_fields import FormFields, Forms
 from router.types import Endpoint
 from tests.extproc.conftest import Pick, chat, http_headers
-from tests.pace import Stopwatch
 
 FEW_BYTES = 320 * 1024
-
-
-def with_many(fill: Callable[[object], object]) -> bytes:
-    """A message that something fills until it is as large as one may be."""
-    message = ProcessingRequest(request_headers=http_headers({":path": "/"}))
-    while message.ByteSize() < FEW_BYTES:
-        for _ in range(1000):
-            fill(message)
-    return bytes(message.SerializeToString())
-
-
-def empty_attribute(message: object) -> object:
-    return message.attributes.add()  # type: ignore[attr-defined]
-
-
-def empty_metadata(message: object) -> object:
-    return message.metadata_context.filter_metadata.add()  # type: ignore[attr-defined]
-
-
-def address(message: object) -> object:
-    structs = message.metadata_context.filter_metadata  # type: ignore[attr-defined]
-    struct = structs[0] if structs else structs.add(key=b"envoy.lb.subset_hint")
-    fields = struct.value.fields
-    hint = fields[0] if fields else fields.add(key=POD_HEADER + b"-subset")
-    return hint.value.list_value.values.add(string_value=b"a")
-
-
-@pytest.mark.parametrize("fill", [empty_attribute, empty_metadata, address])
-def test_metadata_is_read_in_less_than_5_ms(fill: Callable[[object], object]) -> None:
-    data, stopwatch = with_many(fill), Stopwatch()
-    for _ in range(5):
-        with stopwatch:
-            message = ProcessingRequest.FromString(data)
-            peer_in(message), addresses_in(message), served_in(message)
-    assert stopwatch.least_s < 0.005
 
 
 def test_addresses_of_a_hint_that_are_too_many_are_not_read() -> None:

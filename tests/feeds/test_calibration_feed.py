@@ -14,7 +14,7 @@ from router.policy.calibration import Calibration, class_key
 from router.policy.calibrator import Calibrator
 from router.policy.prefill_clock import PrefillObservation, TransferObservation
 from router.types import Link, Links, Pod, PodSpeed
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 

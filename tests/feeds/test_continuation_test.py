@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -16,12 +15,11 @@ from router.feeds.self_test import ContinuationTest, SelfTestTiming
 from router.fleet.fleet import PodEvent
 from router.request.continuation.answer_words import AnswerWords, answer_words
 from router.types import Endpoint, Pod
-from tests.feeds.conftest import watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import watched
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 ANSWER = "one, two, three, four, five"
 BOTH = frozenset({Endpoint.CHAT, Endpoint.COMPLETIONS})
 
@@ -104,9 +102,7 @@ async def test_an_answer_in_a_single_event_proves_nothing_and_is_asked_for_again
 
 
 @pytest.mark.parametrize("fault", ["takes_ids", "writes_the_same", "sends_ids"])
-async def test_a_pod_that_does_not_is_named_once_and_tested_again(
-    world: World, running: Running, until: Until, fault: str
-) -> None:
+async def test_a_pod_that_does_not_is_named_once_and_tested_again(world: World, fault: str) -> None:
     setattr(world, fault, False)
     with capture_logs() as logs:
         async with running(watched(world.fleet, world.feed.check)):
@@ -118,7 +114,7 @@ async def test_a_pod_that_does_not_is_named_once_and_tested_again(
     assert all(named["reasons"].values())
 
 
-async def test_a_restarted_pod_has_to_show_it_again(world: World, running: Running, until: Until) -> None:
+async def test_a_restarted_pod_has_to_show_it_again(world: World) -> None:
     async with running(watched(world.fleet, world.feed.check)):
         await until(lambda: world.now.continues == BOTH)
         world.takes_ids = False
@@ -136,7 +132,7 @@ async def test_a_chat_that_fails_leaves_completions(world: World, network: Any) 
 
 
 @pytest.mark.parametrize("why", ["an old release", "no tokenizer", "not ready"])
-async def test_other_pods_are_not_asked(world: World, running: Running, until: Until, why: str) -> None:
+async def test_other_pods_are_not_asked(world: World, why: str) -> None:
     if why == "an old release":
         world.fleet.describe("a", models=("m",), version="0.26.1")
     elif why == "no tokenizer":

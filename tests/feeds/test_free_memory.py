@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from router.feeds.process_memory import RELEASE_BYTES, release_loop
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [
     pytest.mark.anyio,
@@ -64,7 +65,7 @@ async def test_memory_is_returned_whenever_many_bodies_were_freed() -> None:
     freed_bytes, released = 0, asyncio.Event()
     loop = asyncio.create_task(release_loop(lambda: freed_bytes, released.set, release_s=1e9))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             for _ in range(3):
                 await asyncio.sleep(0)
                 assert not released.is_set()
@@ -79,7 +80,7 @@ async def test_memory_is_returned_at_intervals() -> None:
     released = asyncio.Event()
     loop = asyncio.create_task(release_loop(lambda: 0, released.set, release_s=0.0))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             await released.wait()
     finally:
         loop.cancel()

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from router.engines.adapter import PodFacts
 from router.feeds.pod_log import generation_change
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 
 def test_a_pod_that_serves_something_else_is_a_change_of_its_generation() -> None:

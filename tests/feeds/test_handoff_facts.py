@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,11 @@ import pytest
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl
 from router.feeds.probe import HandoffFacts
 from router.types import Pod, Role
-from tests.feeds.conftest import Network, watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import Network, watched
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
-
-Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 def engine(name: str) -> bytes:
@@ -48,7 +44,7 @@ async def test_a_dialect_without_facts_needs_no_request(network: Network) -> Non
     assert not network.pods
 
 
-async def test_a_bootstrap_server_is_polled_until_it_answers(network: Network, running: Running, until: Until) -> None:
+async def test_a_bootstrap_server_is_polled_until_it_answers(network: Network) -> None:
     """The facts are unknown until then."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     async with running(watched(learning.fleet, learning.feed.check)):
@@ -62,7 +58,7 @@ async def test_a_bootstrap_server_is_polled_until_it_answers(network: Network, r
         assert learning.of("p") == {"engine_id": "one"}
 
 
-async def test_facts_of_an_earlier_epoch_are_unknown(network: Network, running: Running, until: Until) -> None:
+async def test_facts_of_an_earlier_epoch_are_unknown(network: Network) -> None:
     """Until the restarted pod has answered."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
@@ -75,7 +71,7 @@ async def test_facts_of_an_earlier_epoch_are_unknown(network: Network, running: 
         assert learning.of("p") == {"engine_id": "two"}
 
 
-async def test_decode_pods_are_not_polled(network: Network, running: Running, until: Until) -> None:
+async def test_decode_pods_are_not_polled(network: Network) -> None:
     """They have no bootstrap server."""
     pods = make_pod("d", handoff="mooncake", role=Role.DECODE), make_pod("p", handoff="mooncake")
     learning = FactsWorld(network, *pods)
@@ -85,7 +81,7 @@ async def test_decode_pods_are_not_polled(network: Network, running: Running, un
         assert "d" not in network.pods
 
 
-async def test_the_facts_of_a_removed_pod_are_dropped(network: Network, running: Running, until: Until) -> None:
+async def test_the_facts_of_a_removed_pod_are_dropped(network: Network) -> None:
     """The table does not grow with the number of pods that ever existed."""
     learning = FactsWorld(network, make_pod("p", handoff="mooncake"))
     network["p"].answers["/query"] = engine("one")
@@ -97,7 +93,7 @@ async def test_the_facts_of_a_removed_pod_are_dropped(network: Network, running:
 
 @pytest.mark.parametrize(("url", "expected"), [("http://p", "Bearer k"), ("https://p", None)])
 async def test_a_bootstrap_server_gets_the_pods_credentials(
-    network: Network, running: Running, tmp_path: Path, url: str, expected: str | None
+    network: Network, tmp_path: Path, url: str, expected: str | None
 ) -> None:
     """Not without TLS if the pod has TLS."""
     key, seen, asked = tmp_path / "key", list[str | None](), asyncio.Event()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -28,12 +27,11 @@ from router.types import (
     PrefixTrust,
     PromptPrefix,
 )
-from tests.feeds.conftest import watched
-from tests.policy.scenes import LLAMA_8B, fleet_of, make_pod, pod
-from tests.sim.layered_pool import layered
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import watched
+from tests.kit.layered_pool import layered
+from tests.kit.scenes import LLAMA_8B, fleet_of, make_pod, pod
 
-Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 pytestmark = pytest.mark.anyio
 
 BLOCK = 16
@@ -190,7 +188,7 @@ async def test_what_was_learnt_outlives_a_cleared_cache_and_ends_with_the_pods_l
     assert store.cache_of("a").hits == "full, by events"
 
 
-async def test_a_busy_pod_is_tested_again_as_often_as_it_takes(running: Running, until: Until) -> None:
+async def test_a_busy_pod_is_tested_again_as_often_as_it_takes() -> None:
     """Answers that come too late prove nothing."""
 
     class BusyPod(AnsweringPod):
@@ -208,7 +206,7 @@ async def test_a_busy_pod_is_tested_again_as_often_as_it_takes(running: Running,
         await until(lambda: store.cache_of("a").hits == "full, drops a block")
 
 
-async def test_a_pod_is_tested_again_before_its_hits_count_as_unexplained(running: Running, until: Until) -> None:
+async def test_a_pod_is_tested_again_before_its_hits_count_as_unexplained() -> None:
     engine, store = AnsweringPod(OTHER), store_of(windows=True)
     feed = feed_of(engine, store)
     async with running(watched(feed.fleet, feed.check)):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import redis
@@ -17,12 +15,11 @@ from router.stores.index_reader import IndexReader
 from router.stores.redis_schema import encode_generation, pack_blocks, scope_of
 from router.types import Tier
 from tests.feeds.test_kv_redis import GENERATION, KEYS, LOG, Scene, until
+from tests.kit.deadlines import running
 from tests.redis_process import redis_process
-from tests.redis_servers.server import binaries
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
-Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 
 MIB = 1 << 20
 SCOPE = scope_of(GENERATION)
@@ -30,10 +27,10 @@ READ_BYTES = 2 * MIB
 """More than a router reads of all that is honest in these tests."""
 
 
-@pytest.fixture(params=sorted(binaries()))
-async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
     """An honest publisher has written `a`; the test writes what it wants into the same Redis."""
-    with redis_process(str(request.param)) as server, redis.Redis.from_url(server.url) as client:
+    with redis_process() as server, redis.Redis.from_url(server.url) as client:
         scene = Scene(server, client)
         yield scene
         await scene.wire.close()
@@ -45,7 +42,7 @@ def sent_bytes(scene: Scene) -> int:
     return int(scene.redis.info("stats")["total_net_output_bytes"])
 
 
-async def test_large_log_entries_are_passed_over(scene: Scene, running: Running) -> None:
+async def test_large_log_entries_are_passed_over(scene: Scene) -> None:
     """They are not even sent, and the changes behind them arrive."""
     pod = await scene.publishing("a", [1])
     before = sent_bytes(scene)
@@ -62,7 +59,7 @@ async def test_large_log_entries_are_passed_over(scene: Scene, running: Running)
     assert len(lines) < 6, "each kind is logged once"
 
 
-async def test_a_flood_of_generations_is_cut(scene: Scene, running: Running) -> None:
+async def test_a_flood_of_generations_is_cut(scene: Scene) -> None:
     """Few revisions of a model are followed, those that were known first among them."""
     pod = await scene.publishing("a", [1])
     before, asked = sent_bytes(scene), set[str]()
@@ -81,7 +78,7 @@ async def test_a_flood_of_generations_is_cut(scene: Scene, running: Running) -> 
     assert sent_bytes(scene) - before < 2 * READ_BYTES
 
 
-async def test_a_large_row_is_not_read(scene: Scene, running: Running) -> None:
+async def test_a_large_row_is_not_read(scene: Scene) -> None:
     """Nor are many names, or blocks that are none."""
     await scene.publishing("a", [1])
     for name, facts in (("b", "x" * 25 * MIB), ("c", "{}")):
@@ -115,7 +112,7 @@ async def test_numbers_out_of_range_are_refused(scene: Scene, name: str, number:
     assert [entry for _, entry in entries] == [None, None]
 
 
-async def test_holders_that_one_publisher_invents_are_limited(scene: Scene, running: Running) -> None:
+async def test_holders_that_one_publisher_invents_are_limited(scene: Scene) -> None:
     """Each costs memory, and work at every change of the others."""
     pod = await scene.publishing("a", [1])
     async with running(scene.feed.run()):

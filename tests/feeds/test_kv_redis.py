@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -25,7 +24,8 @@ from router.stores.prefix_store import FRESH_S, ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlockChange, BlockHash, Generation, PrefixMatch, PromptPrefix, Tier
-from tests.policy.scenes import make_pod
+from tests.kit.deadlines import DEADLINE_S, running
+from tests.kit.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -34,9 +34,6 @@ KEYS = Keys("test")
 GENERATION = Generation(model="demo", tokenizer="t")
 LOG = KEYS.log(scope_of(GENERATION))
 LARGE = 50_000
-DEADLINE_S = 30.0
-
-Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
 
 
 @dataclass(slots=True)
@@ -80,7 +77,7 @@ class Scene:
         self.redis = client
         self.index = ClusterIndex(holder_ttl_s=holder_ttl_s)
         self.store = ReplicaStore(self.index, max_age_s=60.0)
-        self.wire = LossyConnection(address_of(server.url, timeout_s=20.0))
+        self.wire = LossyConnection(address_of(server.url, timeout_s=DEADLINE_S))
         self.connection = RedisConnection(address_of(server.url, timeout_s=timeout_s))
         wanted = lambda generation: generation.model == "demo"  # noqa: E731
         self.feed = IndexFeed(IndexReader(self.connection, KEYS), self.store, wanted, refresh_s=0.05)
@@ -135,7 +132,7 @@ async def until(condition: Callable[[], object]) -> None:
 # --- news ---
 
 
-async def test_the_replica_has_earlier_blocks_and_every_later_change(scene: Scene, running: Running) -> None:
+async def test_the_replica_has_earlier_blocks_and_every_later_change(scene: Scene) -> None:
     """And the state of each holder."""
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
@@ -155,7 +152,7 @@ async def test_the_replica_has_earlier_blocks_and_every_later_change(scene: Scen
     assert (found.blocks, found.degraded) == ({"a": (2, 0, 0, 0)}, False)
 
 
-async def test_a_reload_is_visible_after_its_seal(scene: Scene, running: Running) -> None:
+async def test_a_reload_is_visible_after_its_seal(scene: Scene) -> None:
     """The old blocks stay until then."""
     pod = await scene.publishing("a", [1, 2])
     async with running(scene.feed.run()):
@@ -168,7 +165,7 @@ async def test_a_reload_is_visible_after_its_seal(scene: Scene, running: Running
         await until(lambda: scene.has("a", [3, 4]))
 
 
-async def test_an_empty_epoch_is_visible_at_once(scene: Scene, running: Running) -> None:
+async def test_an_empty_epoch_is_visible_at_once(scene: Scene) -> None:
     pod = await scene.publishing("a", [1, 2])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -178,9 +175,7 @@ async def test_an_empty_epoch_is_visible_at_once(scene: Scene, running: Running)
 
 
 @pytest.mark.parametrize("scene", [{"holder_ttl_s": 3.0}], indirect=True)
-async def test_only_the_holder_without_heartbeat_expires(
-    scene: Scene, running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_the_holder_without_heartbeat_expires(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of the test: a machine may pause for longer than any TTL."""
     now_s = time.monotonic()
     monkeypatch.setattr(kv_redis, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -199,7 +194,7 @@ async def test_only_the_holder_without_heartbeat_expires(
         assert scene.has("b", [2])
 
 
-async def test_only_wanted_generations_are_followed(scene: Scene, running: Running) -> None:
+async def test_only_wanted_generations_are_followed(scene: Scene) -> None:
     """Including those that appear later."""
     await scene.publishing("a", [1], replace(GENERATION, model="other"))
     await scene.publishing("b", [2])
@@ -216,7 +211,7 @@ async def test_only_wanted_generations_are_followed(scene: Scene, running: Runni
 
 
 @pytest.mark.parametrize("next_entry", ["heartbeat", "change"])
-async def test_only_the_holder_with_lost_entries_is_read_again(scene: Scene, running: Running, next_entry: str) -> None:
+async def test_only_the_holder_with_lost_entries_is_read_again(scene: Scene, next_entry: str) -> None:
     """Once."""
     pod = await scene.publishing("a", [1, 2])
     await scene.publishing("b", [1])
@@ -235,7 +230,7 @@ async def test_only_the_holder_with_lost_entries_is_read_again(scene: Scene, run
         assert scene.has("b", [1])
 
 
-async def test_unreadable_entries_are_skipped(scene: Scene, running: Running) -> None:
+async def test_unreadable_entries_are_skipped(scene: Scene) -> None:
     pod = await scene.publishing("a", [1])
     understood = {"k": "change", "h": "a", "e": pod.writer.epoch, "s": 2}
     async with running(scene.feed.run()):
@@ -256,7 +251,7 @@ async def test_unreadable_entries_are_skipped(scene: Scene, running: Running) ->
         assert scene.feed.holders_read == 1
 
 
-async def test_unreadable_rows_are_skipped(scene: Scene, running: Running) -> None:
+async def test_unreadable_rows_are_skipped(scene: Scene) -> None:
     """Other holders and generations are read."""
     await scene.publishing("a", [1])
     scope = scope_of(GENERATION)
@@ -305,7 +300,7 @@ async def _reload(pod: HolderPublisher) -> list[BlockHash]:
 
 @pytest.mark.parametrize("happen", [_changes, _restart, _reload])
 async def test_changes_during_the_read_of_a_large_holder_are_applied(
-    scene: Scene, running: Running, happen: Callable[[HolderPublisher], Coroutine[Any, Any, list[BlockHash]]]
+    scene: Scene, happen: Callable[[HolderPublisher], Coroutine[Any, Any, list[BlockHash]]]
 ) -> None:
     pod = await scene.publishing("a", [])
     for start in range(1, LARGE, 2500):
@@ -317,7 +312,7 @@ async def test_changes_during_the_read_of_a_large_holder_are_applied(
         await until(lambda: scene.has("a", blocks))
 
 
-async def test_reading_a_large_holder_yields_to_requests(scene: Scene, running: Running) -> None:
+async def test_reading_a_large_holder_yields_to_requests(scene: Scene) -> None:
     pod = await scene.publishing("a", [])
     for start in range(1, LARGE, 2500):
         await pod.store(range(start, start + 2500))
@@ -332,7 +327,7 @@ async def test_reading_a_large_holder_yields_to_requests(scene: Scene, running: 
 # --- Redis itself ---
 
 
-async def test_during_an_outage_the_replica_answers_with_its_age(scene: Scene, running: Running) -> None:
+async def test_during_an_outage_the_replica_answers_with_its_age(scene: Scene) -> None:
     """Degraded, up to a maximum age; afterwards the replica is current again."""
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
@@ -353,7 +348,7 @@ async def test_during_an_outage_the_replica_answers_with_its_age(scene: Scene, r
         await until(lambda: scene.has("a", [1, 2, 5]) and not scene.match([1]).degraded)
 
 
-async def test_a_deleted_log_is_followed_from_its_new_start(scene: Scene, running: Running) -> None:
+async def test_a_deleted_log_is_followed_from_its_new_start(scene: Scene) -> None:
     pod = await scene.publishing("a", [1, 2, 3])
     async with running(scene.feed.run()):
         await scene.feed.loaded.wait()
@@ -364,7 +359,7 @@ async def test_a_deleted_log_is_followed_from_its_new_start(scene: Scene, runnin
 
 
 @pytest.mark.parametrize("scene", [{"timeout_s": 0.3}], indirect=True)
-async def test_a_log_without_entries_keeps_the_replica_current(scene: Scene, running: Running) -> None:
+async def test_a_log_without_entries_keeps_the_replica_current(scene: Scene) -> None:
     """For any timeout."""
     await scene.publishing("a", [1])
     async with running(scene.feed.run()):

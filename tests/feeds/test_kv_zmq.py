@@ -31,11 +31,11 @@ from router.observe.fast_metrics import Registry
 from router.observe.metrics import KvStreamMetrics
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
-from tests.policy.scenes import make_pod
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 
-DEADLINE_S = 30.0
 PATIENT_MS, IDLE_MS = 30_000, 250
 """How long a feed waits for a reply: the shorter time only where none comes, for a machine may stand still longer."""
 POD = PodId("pod")

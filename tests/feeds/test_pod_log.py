@@ -15,7 +15,7 @@ from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.observe.changes import Changes
 from router.types import Matching, Pod, PodId, PrefixTrust
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 GOOD = Matching.EVENTS, ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -20,13 +18,12 @@ from router.feeds.probe import PodProbe
 from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId, PodState, PrefixTrust
-from tests.feeds.conftest import watched
-from tests.policy.scenes import make_pod
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import watched
+from tests.kit.scenes import make_pod
 
 pytestmark = pytest.mark.anyio
 Network = Any
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 WELL = {
     "/health": b"",
     "/v1/models": b'{"data": [{"id": "m", "max_model_len": 4096}]}',
@@ -69,7 +66,7 @@ def world(network: Network) -> Probing:
     return Probing(network, make_pod("a"))
 
 
-async def test_a_pod_joins_after_it_has_been_described(world: Probing, running: Running, until: Until) -> None:
+async def test_a_pod_joins_after_it_has_been_described(world: Probing) -> None:
     """All its paths are fetched, it is described once, and it is READY after that."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -82,9 +79,7 @@ async def test_a_pod_joins_after_it_has_been_described(world: Probing, running: 
     assert world.pod.asked["/v1/models"] == 1
 
 
-async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(world: Probing) -> None:
     """Each reason is logged once."""
     world.pod.refuses = True
     models = world.pod.answers.pop("/v1/models")
@@ -108,9 +103,7 @@ async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(
     assert world.fleet.state_reason("a") == ""
 
 
-async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(world: Probing) -> None:
     """vLLM checks keys under /v1 only."""
     world.pod.statuses["/v1/models"] = 401
     async with running(watched(world.fleet, world.probes.check)):
@@ -120,9 +113,7 @@ async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(
     assert world.fleet.state_reason("a") == reason
 
 
-async def test_a_router_that_can_open_no_connection_ejects_no_pod(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_router_that_can_open_no_connection_ejects_no_pod(world: Probing) -> None:
     """Nor does it take the pod for a restarted one afterwards."""
     failed: list[str] = []
     local = False
@@ -145,7 +136,7 @@ async def test_a_router_that_can_open_no_connection_ejects_no_pod(
     assert world.now.epoch == epoch
 
 
-async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing, running: Running, until: Until) -> None:
+async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing) -> None:
     """The reason ends when the pod is READY again."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -159,7 +150,7 @@ async def test_an_ejected_pod_says_why_its_probe_fails(world: Probing, running: 
     assert world.fleet.state_reason("a") == ""
 
 
-async def test_only_the_health_path_can_eject_a_pod(world: Probing, running: Running, until: Until) -> None:
+async def test_only_the_health_path_can_eject_a_pod(world: Probing) -> None:
     """A pod that should be described again serves until it answers."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -177,7 +168,7 @@ async def test_only_the_health_path_can_eject_a_pod(world: Probing, running: Run
     assert states == [PodState.READY]
 
 
-async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing, running: Running, until: Until) -> None:
+async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing) -> None:
     """The pod keeps its epoch and trust and is not described again."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -192,9 +183,7 @@ async def test_failed_probes_eject_and_a_passed_one_readmits(world: Probing, run
 
 
 @pytest.mark.parametrize("connects", [True, False])
-async def test_probes_that_time_out_do_not_eject_the_last_pod(
-    world: Probing, running: Running, until: Until, connects: bool
-) -> None:
+async def test_probes_that_time_out_do_not_eject_the_last_pod(world: Probing, connects: bool) -> None:
     """Be it the answer or the connection that is late. Why it stays is logged once, until a probe passes."""
     is_late = False
 
@@ -221,7 +210,7 @@ async def test_probes_that_time_out_do_not_eject_the_last_pod(
 
 
 async def test_a_passed_health_check_that_began_before_an_ejection_does_not_readmit(
-    network: Network, running: Running, until: Until, monkeypatch: pytest.MonkeyPatch
+    network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pod stays away for its backoff."""
     network["a"].answers |= WELL
@@ -251,8 +240,6 @@ async def test_a_passed_health_check_that_began_before_an_ejection_does_not_read
 @pytest.mark.parametrize(("before", "after"), [((), ("sql",)), (("sql",), ())], ids=["loaded", "unloaded"])
 async def test_a_list_of_adapters_that_was_asked_for_before_a_change_is_dropped(
     world: Probing,
-    running: Running,
-    until: Until,
     monkeypatch: pytest.MonkeyPatch,
     before: tuple[str, ...],
     after: tuple[str, ...],
@@ -276,7 +263,7 @@ async def test_a_list_of_adapters_that_was_asked_for_before_a_change_is_dropped(
     assert asked[2:5] == [before, after, after]
 
 
-async def test_single_failed_probes_do_not_eject(world: Probing, running: Running, until: Until) -> None:
+async def test_single_failed_probes_do_not_eject(world: Probing) -> None:
     """Two of three fail, but never three in a row."""
 
     def flapping(request: httpx.Request) -> bytes:
@@ -293,7 +280,7 @@ async def test_single_failed_probes_do_not_eject(world: Probing, running: Runnin
     assert states == []
 
 
-async def test_a_description_of_an_earlier_epoch_is_dropped(world: Probing, running: Running, until: Until) -> None:
+async def test_a_description_of_an_earlier_epoch_is_dropped(world: Probing) -> None:
     """The pod restarts while it is described, and is described again."""
 
     def models(request: httpx.Request) -> bytes:
@@ -308,9 +295,7 @@ async def test_a_description_of_an_earlier_epoch_is_dropped(world: Probing, runn
     assert [(epoch, facts.models) for epoch, _, facts in world.described] == [(world.now.epoch, ("m",))]
 
 
-async def test_a_port_that_refused_connections_belongs_to_a_new_process(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_port_that_refused_connections_belongs_to_a_new_process(world: Probing) -> None:
     """New epoch, described again, READY only then."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -325,9 +310,7 @@ async def test_a_port_that_refused_connections_belongs_to_a_new_process(
     assert (world.now.models, world.now.trust) == (("n",), PrefixTrust.UNTESTED)
 
 
-async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(world: Probing) -> None:
     """The pod is described again only before it is admitted again."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -340,7 +323,7 @@ async def test_a_pod_serves_on_after_a_restart_that_another_feed_noticed(
     assert world.described[1][0] == world.now.epoch
 
 
-async def test_another_process_under_the_same_id_is_described(world: Probing, running: Running, until: Until) -> None:
+async def test_another_process_under_the_same_id_is_described(world: Probing) -> None:
     """Discovery assigned the id to another URL between two probes."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -350,9 +333,7 @@ async def test_another_process_under_the_same_id_is_described(world: Probing, ru
     assert [epoch for epoch, _, _ in world.described][1:] == [world.now.epoch]
 
 
-async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
-    network: Network, running: Running, until: Until
-) -> None:
+async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(network: Network) -> None:
     """A passed probe must not readmit a pod that fails every request."""
     network["a"].answers |= WELL
     network["b"].answers |= WELL
@@ -369,7 +350,7 @@ async def test_an_ejected_pod_is_not_probed_before_its_backoff_ends(
         await until(lambda: world.is_in(PodState.READY))
 
 
-async def test_a_drained_pod_returns_through_a_probe(world: Probing, running: Running, until: Until) -> None:
+async def test_a_drained_pod_returns_through_a_probe(world: Probing) -> None:
     """Probes do not end the drain; after an undrain the next probe makes it READY."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -395,9 +376,7 @@ def faults(*statuses: str) -> bytes:
 
 
 @pytest.mark.parametrize("status", ["unhealthy", "dead"])
-async def test_a_healthy_pod_that_reports_a_fault_is_drained_until_it_has_none(
-    status: str, world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_healthy_pod_that_reports_a_fault_is_drained_until_it_has_none(status: str, world: Probing) -> None:
     world.pod.answers[FAULTS] = faults("healthy")
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -413,16 +392,14 @@ async def test_a_healthy_pod_that_reports_a_fault_is_drained_until_it_has_none(
         await until(lambda: world.is_in(PodState.READY))
 
 
-async def test_a_pod_with_a_fault_does_not_join(world: Probing, running: Running, until: Until) -> None:
+async def test_a_pod_with_a_fault_does_not_join(world: Probing) -> None:
     world.pod.answers[FAULTS] = faults("unhealthy")
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.pod.asked[FAULTS] > 3)
         assert world.is_in(PodState.DRAINING)
 
 
-async def test_the_end_of_an_operators_drain_does_not_admit_a_pod_with_a_fault(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_the_end_of_an_operators_drain_does_not_admit_a_pod_with_a_fault(world: Probing) -> None:
     """Its rack was drained meanwhile, and the rack's drain has ended."""
     world.pod.answers[FAULTS] = faults("dead")
     async with running(watched(world.fleet, world.probes.check)):
@@ -434,9 +411,7 @@ async def test_the_end_of_an_operators_drain_does_not_admit_a_pod_with_a_fault(
         assert world.is_in(PodState.DRAINING)
 
 
-async def test_a_pod_that_an_operator_has_drained_stays_drained_after_a_fault(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_pod_that_an_operator_has_drained_stays_drained_after_a_fault(world: Probing) -> None:
     world.pod.answers[FAULTS] = faults("healthy")
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.is_in(PodState.READY))
@@ -448,9 +423,7 @@ async def test_a_pod_that_an_operator_has_drained_stays_drained_after_a_fault(
         assert world.is_in(PodState.DRAINING)
 
 
-async def test_a_pod_that_reports_no_faults_is_asked_for_them_once(
-    world: Probing, running: Running, until: Until
-) -> None:
+async def test_a_pod_that_reports_no_faults_is_asked_for_them_once(world: Probing) -> None:
     """Most engines run without `--enable-fault-tolerance`."""
     async with running(watched(world.fleet, world.probes.check)):
         await until(lambda: world.pod.asked["/health"] > 5)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import pytest
 
@@ -14,11 +11,10 @@ from router.fleet.fleet import Fleet
 from router.policy.policy_set import PolicySet
 from router.policy.ring import PodRing, pod_points
 from router.policy.spec import Policy
-from tests.policy.scenes import POLICIES, make_pod
+from tests.kit.deadlines import running, until
+from tests.kit.scenes import POLICIES, make_pod
 
 pytestmark = pytest.mark.anyio
-Running = Callable[[Coroutine[Any, Any, None]], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 RING = PolicySet(POLICIES["ring_bounded_load"])
 POINTS = 100
 
@@ -43,7 +39,7 @@ async def test_the_first_ring_of_a_fleet_needs_no_new_points() -> None:
     assert pod_points.cache_info().misses == 50
 
 
-async def test_a_pod_that_joins_is_computed_at_once(running: Running, until: Until) -> None:
+async def test_a_pod_that_joins_is_computed_at_once() -> None:
     """Pods of the fleet before, and pods that join later."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])

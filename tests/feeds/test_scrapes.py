@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -15,19 +13,19 @@ from structlog.testing import capture_logs
 
 from router.decision import Lease
 from router.engines.prometheus import METRICS
+from router.feeds import scrapes
 from router.feeds.scrapes import IDLE_FACTOR, LOOP_FACTOR, MAX_FACTOR, MAX_SHARE, LoadScrapes, intervals_s, metered
 from router.feeds.watch import Fetch, Turn
 from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
-from router.types import PodLoad, PodState
-from tests.feeds.conftest import watched
-from tests.policy.scenes import fleet_of, make_pod
+from router.types import PodLoad, PodState, Role
+from tests.kit.deadlines import running, until
+from tests.kit.fake_pods import watched
+from tests.kit.scenes import fleet_of, make_pod
 
 pytestmark = pytest.mark.anyio
 Network = Any
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 
 
 def metrics(running: int, engine: int = 0) -> bytes:
@@ -59,7 +57,7 @@ def load(fleet: Fleet, pod_id: str) -> PodLoad:
     return status.load
 
 
-async def test_slow_pods_do_not_delay_others(network: Network, running: Running, until: Until) -> None:
+async def test_slow_pods_do_not_delay_others(network: Network) -> None:
     """A pod has at most one scrape in progress."""
     fleet = fleet_of(make_pod("slow"), make_pod("quick"))
     network["slow"].hangs.add("/metrics")
@@ -172,6 +170,30 @@ async def test_a_decoding_prompt_does_not_count_as_waiting(network: Network) -> 
     network["a"].answers["/metrics"] = queue_of(1)
     await scrape(LoadScrapes(fleet, ledger, fetching(network), Probes(load_interval_s=1.0, load_timeout_s=1.0)), "a")
     assert load(fleet, "a").foreign_waiting == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "kv_usage", "running", "warned"),
+    [
+        (Role.DECODE, 0.2, 0, 1),
+        (Role.PREFILL, 0.2, 0, 0),
+        (Role.DECODE, 0.2, 1, 0),
+        (Role.DECODE, 0.0, 0, 0),
+    ],
+)
+async def test_an_idle_decode_pod_with_kv_in_use_is_logged_once(
+    network: Network, monkeypatch: pytest.MonkeyPatch, role: Role, kv_usage: float, running: int, warned: int
+) -> None:
+    """It holds the KV of its answers for a next turn that never reads it. A prefill pod holds handoffs."""
+    monkeypatch.setattr(scrapes, "PINNED_S", 0.0)
+    feed = LoadScrapes(fleet_of(make_pod("a", role=role)), Ledger(), fetching(network), Probes())
+    network["a"].answers["/metrics"] = (
+        metrics(running) + f'vllm:kv_cache_usage_perc{{engine="0"}} {kv_usage}\n'.encode()
+    )
+    with capture_logs() as logs:
+        for _ in range(4):
+            await scrape(feed, "a")
+    assert [line["event"] for line in logs] == ["an idle decode pod has KV in use"] * warned
 
 
 def page(waiting: str) -> bytes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +30,9 @@ from router.fleet.fleet import PodEvent
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.stores.prefix_store import LocalStore
 from router.types import BlocksStored, Endpoint, Generation, Pod, PodState, PrefixTrust, PromptPicture, PromptPrefix
-from tests.examples import examples
-from tests.feeds.conftest import watched
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.deadlines import DEADLINE_S, running, until
+from tests.kit.fake_pods import watched
+from tests.kit.scenes import fleet_of, make_pod
 
 TOKENS = list(range(100, 200))
 AGREED = ParityReport(Parity.OK, Parity.UNKNOWN, "tokens agree")
@@ -81,7 +80,6 @@ def test_a_prefix_of_the_tokens_is_a_mismatch(engine: list[int]) -> None:
     assert f"token {min(len(engine), len(TOKENS))} differs" in report.reason
 
 
-@examples(50)
 @given(ours=st.lists(st.integers(0, 9), max_size=12), engine=st.lists(st.integers(0, 9), max_size=12))
 def test_tokens_pass_exactly_if_they_are_equal(ours: list[int], engine: list[int]) -> None:
     """For all pairs of sequences."""
@@ -148,8 +146,6 @@ def test_trust_requires_proof(tokens: Parity, hashes: Parity, trust: PrefixTrust
 
 pytestmark = pytest.mark.anyio
 Network = Any
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 GENERATION = Generation(model="m", block_size_tokens=16)
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 MESSAGES, RESPONSES, EMBEDDINGS = "/v1/messages", "/v1/responses", "/v1/embeddings"
@@ -332,7 +328,7 @@ async def test_rejected_events_are_a_mismatch_at_once(network: Network) -> None:
     """The report contains the reason of the index."""
     world = SelfTestWorld(network, make_pod("a"), events_timeout_s=3600.0)
     world.engine_block = 24
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(DEADLINE_S):
         report = await world.feed.test(world.now)
     assert report.trust is PrefixTrust.MISMATCH
     assert report.reason == world.store.cache_of("a").blocks.rejected_reason != ""
@@ -360,7 +356,7 @@ async def test_a_failed_probe_proves_nothing(world: SelfTestWorld) -> None:
     assert "no response within" in report.reason
 
 
-async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld, running: Running, until: Until) -> None:
+async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld) -> None:
     """It serves meanwhile. `MatchingLog` names the difference."""
     world.engine_tokens = lambda body: [1, *tokens_of(body)]
     with capture_logs() as logs:
@@ -381,9 +377,7 @@ async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld, run
     assert [log["event"] for log in logs if "self-test" in log["event"]] == ["self-test passed"]
 
 
-async def test_messages_are_trusted_only_after_a_test_of_their_own(
-    world: SelfTestWorld, running: Running, until: Until
-) -> None:
+async def test_messages_are_trusted_only_after_a_test_of_their_own(world: SelfTestWorld) -> None:
     """It is repeated while it fails, and chats stay trusted. Tokens are counted by the same conversion."""
     world.message_tokens = lambda body: [1, *tokens_of(body)]
     with capture_logs() as logs:
@@ -402,9 +396,7 @@ async def test_messages_are_trusted_only_after_a_test_of_their_own(
     assert len(world.bodies) == 2
 
 
-async def test_tools_are_tested_where_the_engine_reads_chats_in_its_own_way(
-    network: Network, running: Running, until: Until
-) -> None:
+async def test_tools_are_tested_where_the_engine_reads_chats_in_its_own_way(network: Network) -> None:
     """A difference is in the log once, and chats stay trusted."""
     world = SelfTestWorld(network, make_pod("a", engine="sglang"))
     world.engine_tokens = lambda body: [1, *tokens_of(body)] if "tools" in body else tokens_of(body)
@@ -434,9 +426,7 @@ async def test_a_pod_that_only_embeds_is_trusted_by_its_events(world: SelfTestWo
     assert len(world.bodies) == asked
 
 
-async def test_pictures_are_trusted_after_a_test_of_their_own(
-    world: SelfTestWorld, running: Running, until: Until
-) -> None:
+async def test_pictures_are_trusted_after_a_test_of_their_own(world: SelfTestWorld) -> None:
     """Two requests. It is repeated after a restart, and chats stay trusted without it."""
     world.reads_pictures = True
     async with running(watched(world.fleet, *world.feed.checks)):
@@ -450,9 +440,7 @@ async def test_pictures_are_trusted_after_a_test_of_their_own(
         assert (world.now.trust, world.now.reads_pictures) == (PrefixTrust.TRUSTED, False)
 
 
-async def test_a_failed_request_with_a_picture_is_repeated(
-    world: SelfTestWorld, running: Running, until: Until
-) -> None:
+async def test_a_failed_request_with_a_picture_is_repeated(world: SelfTestWorld) -> None:
     """It shows nothing about the pod."""
     world.reads_pictures = True
     failed: list[int] = []
@@ -480,9 +468,7 @@ def test_the_probes_of_messages_hold_what_engines_convert_differently() -> None:
     assert disabled["thinking"] == {"type": "disabled"}
 
 
-async def test_only_ready_pods_are_tested_and_restarted_ones_again(
-    world: SelfTestWorld, running: Running, until: Until
-) -> None:
+async def test_only_ready_pods_are_tested_and_restarted_ones_again(world: SelfTestWorld) -> None:
     """A restart resets the trust."""
     world.fleet.event("a", PodEvent.EJECT)
     async with running(watched(world.fleet, *world.feed.checks)):
@@ -497,7 +483,7 @@ async def test_only_ready_pods_are_tested_and_restarted_ones_again(
     assert len(world.bodies) == 2
 
 
-async def test_a_result_of_an_earlier_epoch_is_dropped(world: SelfTestWorld, running: Running, until: Until) -> None:
+async def test_a_result_of_an_earlier_epoch_is_dropped(world: SelfTestWorld) -> None:
     """The pod restarts between the answer of the probe and its evaluation."""
 
     def generate(request: httpx.Request) -> bytes:

@@ -15,13 +15,13 @@ from router.feeds import shared_rows
 from router.feeds.shared_rows import SharedQuotas
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_process import address_of
 from tests.redis_servers.server import RedisServer
 from tests.stores.test_quota_book import stop_the_books_clock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
-DEADLINE_S = 20.0
 LIMITS = (Quota(requests_per_minute=300),)
 
 
@@ -66,7 +66,7 @@ async def routers(url: str, count: int = 3) -> AsyncIterator[list[Router]]:
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_S):
         found = []
         for number in range(count):
-            connection = RedisConnection(address_of(url, timeout_s=20))
+            connection = RedisConnection(address_of(url, timeout_s=DEADLINE_S))
             stack.push_async_callback(connection.close)
             sharing = MeterSharing()
             feed = SharedQuotas(connection, Keys("t"), f"router-{number}", sharing, lambda: Router.now_s)

@@ -16,8 +16,9 @@ from router.fleet.drains import Drain, Drains
 from router.index.stored_responses import StoredResponse
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, binaries
+from tests.redis_servers.server import RedisServer, server_kinds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -25,14 +26,14 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 @asynccontextmanager
 async def connected(kind: str) -> AsyncIterator[RedisConnection]:
     async with RedisServer(kind) as server:
-        connection = RedisConnection(address_of(server.url, timeout_s=20))
+        connection = RedisConnection(address_of(server.url, timeout_s=DEADLINE_S))
         try:
             yield connection
         finally:
             await connection.close()
 
 
-@pytest.mark.parametrize("kind", sorted(binaries()))
+@pytest.mark.parametrize("kind", server_kinds())
 async def test_another_router_finds_the_pod_of_a_response(kind: str) -> None:
     """A row that it cannot read, and an unknown id, are not found."""
     async with connected(kind) as connection:
@@ -75,7 +76,7 @@ def shared(
     return drains, SharedDrains(connection, Keys("warmroute"), drains, apply)
 
 
-@pytest.mark.parametrize("kind", sorted(binaries()))
+@pytest.mark.parametrize("kind", server_kinds())
 async def test_drains_of_all_routers_are_one_set(kind: str) -> None:
     """Without an end; also of two that write at once."""
     async with connected(kind) as connection:

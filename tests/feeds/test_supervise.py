@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.feeds.supervise import FIRST_WAIT_S, MAX_WAIT_S, STEADY_S, pause, supervise
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +113,7 @@ async def test_a_pause_ends_early_when_the_pod_changes() -> None:
     """It clears the event. Without a change it ends after the interval."""
     changed = asyncio.Event()
     changed.set()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(DEADLINE_S):
         await pause(changed, 1e6)
         assert not changed.is_set()
         await pause(changed, 0.001)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -13,13 +11,12 @@ from structlog.testing import capture_logs
 from router.feeds.watch import MIN_REPEAT_S, Check, Turn, Watch
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import Pod, PodId
-from tests.policy.scenes import fleet_of, make_pod
-from tests.virtual_time import run_virtually
+from tests.kit.deadlines import running, until
+from tests.kit.scenes import fleet_of, make_pod
+from tests.kit.virtual_time import run_virtually
 
 pytestmark = pytest.mark.anyio
 
-Running = Callable[[Any], AbstractAsyncContextManager[None]]
-Until = Callable[[Callable[[], object]], Awaitable[None]]
 NEVER_S = 1e6
 
 
@@ -64,9 +61,7 @@ def watch(fleet: Fleet, *lanes: list[Check]) -> Any:
     return Watch(fleet, lanes).run()
 
 
-async def test_the_checks_of_a_lane_run_in_the_order_of_the_table(
-    script: Scripted, running: Running, until: Until
-) -> None:
+async def test_the_checks_of_a_lane_run_in_the_order_of_the_table(script: Scripted) -> None:
     """What one of them shows makes the next one due."""
     fleet = fleet_of(make_pod("a"))
     shown = script.check("hits", due=lambda _: script.count("self-test") > 1)
@@ -75,7 +70,7 @@ async def test_the_checks_of_a_lane_run_in_the_order_of_the_table(
     assert script.runs == [("facts", "a"), ("self-test", "a"), ("self-test", "a"), ("hits", "a")]
 
 
-async def test_a_check_that_hangs_delays_no_other_lane(script: Scripted, running: Running, until: Until) -> None:
+async def test_a_check_that_hangs_delays_no_other_lane(script: Scripted) -> None:
     """It runs once at a time, and is cancelled with the watch."""
     script.hangs.add("self-test")
     before = asyncio.all_tasks()
@@ -86,14 +81,14 @@ async def test_a_check_that_hangs_delays_no_other_lane(script: Scripted, running
     assert asyncio.all_tasks() == before
 
 
-async def test_a_pod_without_a_check_that_runs_has_no_task(script: Scripted, running: Running, until: Until) -> None:
+async def test_a_pod_without_a_check_that_runs_has_no_task(script: Scripted) -> None:
     fleet, before = fleet_of(*(make_pod(f"p{number}") for number in range(50))), len(asyncio.all_tasks())
     async with running(watch(fleet, [script.check("probe")], [script.check("load")], [script.check("self-test")])):
         await until(lambda: script.ended == 150)
         await until(lambda: len(asyncio.all_tasks()) == before + 1)
 
 
-async def test_pods_are_watched_while_they_exist(script: Scripted, running: Running, until: Until) -> None:
+async def test_pods_are_watched_while_they_exist(script: Scripted) -> None:
     """Those that are there at the start, that join later and that return; of one that is gone nothing is kept."""
     fleet = Fleet()
     fleet.sync([make_pod("a")])
@@ -111,7 +106,7 @@ async def test_pods_are_watched_while_they_exist(script: Scripted, running: Runn
     assert (feed._lanes, fleet._listeners) == ({}, [])
 
 
-async def test_each_check_is_due_when_its_own_pod_changes(script: Scripted, running: Running, until: Until) -> None:
+async def test_each_check_is_due_when_its_own_pod_changes(script: Scripted) -> None:
     """Its state or its epoch; also while the check runs."""
     fleet = fleet_of(make_pod("a"), make_pod("b"))
     async with running(watch(fleet, [script.check("probe")])):
@@ -144,9 +139,7 @@ def test_a_pod_that_says_yes_and_no_in_turn_is_not_asked_as_fast_as_it_answers()
     assert 10 < len(asked) <= 10.0 / MIN_REPEAT_S + 1
 
 
-async def test_a_check_that_passed_runs_again_in_the_next_epoch(
-    script: Scripted, running: Running, until: Until
-) -> None:
+async def test_a_check_that_passed_runs_again_in_the_next_epoch(script: Scripted) -> None:
     """Not before: neither after its interval nor when the state of the pod changes. Without a result it runs again."""
     fleet = fleet_of(make_pod("a"))
     script.results["hits"] = [False, None, True, True]
@@ -160,7 +153,7 @@ async def test_a_check_that_passed_runs_again_in_the_next_epoch(
         await until(lambda: script.count("hits") == 4)
 
 
-async def test_the_result_of_an_earlier_epoch_does_not_count(script: Scripted, running: Running, until: Until) -> None:
+async def test_the_result_of_an_earlier_epoch_does_not_count(script: Scripted) -> None:
     fleet, seen = fleet_of(make_pod("a")), list[int]()
 
     async def run(pod: Pod, turn: Turn) -> bool:
@@ -187,9 +180,7 @@ async def test_failures_in_a_row_double_the_pause(script: Scripted) -> None:
         assert found == pauses
 
 
-async def test_an_error_of_a_check_is_logged_once_and_stops_no_other_lane(
-    script: Scripted, running: Running, until: Until
-) -> None:
+async def test_an_error_of_a_check_is_logged_once_and_stops_no_other_lane(script: Scripted) -> None:
     """It runs again after a pause."""
     fleet = fleet_of(make_pod("a"))
     script.results["facts"] = [RuntimeError("broken"), RuntimeError("broken")]

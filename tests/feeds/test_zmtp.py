@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from router.feeds.zmtp import HANDSHAKE, LOST, MAX_FRAMES, MAX_LINKS, ZmqLink, connected, subscribe
 from router.guards import Bound, OutOfBounds
+from tests.kit.deadlines import DEADLINE_S
 
 BOUND = Bound("message", 1000)
-DEADLINE_S = 30.0
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48)
 READY = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB"
 SUBSCRIBED = 64 + 27 + 3

@@ -10,7 +10,10 @@ from router.fleet.breaker import Breaker, Probes, leaves_enough_ready
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import FleetSnapshot, Pod, PodState, Role
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.scenes import fleet_of, make_pod
+
+LATE: tuple[float, float] = (600.0, 6001.0)
+"""Expected and actual milliseconds, at a factor of ten."""
 
 
 @pytest.fixture
@@ -30,47 +33,82 @@ def eject(breaker: Breaker, now_s: float) -> None:
         breaker.failure("a", now_s)
 
 
-def test_consecutive_failures_eject(fleet: Fleet) -> None:
-    """The third in a row, of this pod alone."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=3))
-    breaker.failure("a", 0.0)
-    breaker.failure("a", 0.0)
-    breaker.failure("b", 0.0)
-    assert state(fleet, "a") is PodState.READY
-    breaker.failure("a", 0.0)
-    assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
+# --- what counts in a row ---
 
 
-def test_a_served_request_settles_everything(fleet: Fleet) -> None:
-    """Failures of requests and of probes alike: a pod that serves is well, however slow its /health is."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=2))
-    for _ in range(5):
-        breaker.failure("a", 0.0)
-        breaker.success("a")
-        breaker.probe_failed("a", 0.0)
-        breaker.success("a")
-    assert state(fleet, "a") is PodState.READY
+def play(breaker: Breaker, fleet: Fleet, script: str) -> None:
+    """What happens to pod `a`, one step a second. Requests: "f" fails because of the pod, "x", "y" and "z" are clients
+    whose request fails for whatever reason, "s" is served; "h" is a failed health check and "p" a passed one; "l" is a
+    late first token of one of two clients by turns and "X" of one alone, each of a request that is then served; "o" is
+    a first token on time. "F" fails on pod `b`; "d" drains, "u" undrains, and "r" readmits pod `a`."""
+    lates = 0
+    for now_s, what in enumerate(script):
+        match what:
+            case "f" | "F":
+                breaker.failure("a" if what == "f" else "b", now_s)
+            case "x" | "y" | "z":
+                breaker.doubt("a", what, now_s)
+            case "s":
+                breaker.success("a")
+            case "h":
+                breaker.probe_failed("a", now_s)
+            case "p":
+                breaker.seen_alive("a")
+            case "l" | "X":
+                lates += what == "l"
+                breaker.success("a")
+                breaker.first_token("a", "xy"[lates % 2] if what == "l" else "x", *LATE, now_s)
+            case "o":
+                breaker.first_token("a", "x", 600.0, 600.0, now_s)
+            case _:
+                fleet.event("a", {"d": PodEvent.DRAIN, "u": PodEvent.UNDRAIN, "r": PodEvent.PROBE_OK}[what])
 
 
-def test_a_passed_probe_does_not_excuse_failing_requests(fleet: Fleet) -> None:
-    """A pod whose /health answers while its requests fail goes out."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=3))
-    for _ in range(3):
-        breaker.failure("a", 0.0)
-        breaker.seen_alive("a")
-    assert state(fleet, "a") is PodState.EJECTED
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        pytest.param("ff", "ready", id="two failures"),
+        pytest.param("ffFF", "ready", id="failures of another pod"),
+        pytest.param("fff", "ejected", id="three failures"),
+        pytest.param("ffsffsff", "ready", id="a served request settles failures"),
+        pytest.param("hhshh", "ready", id="and those of health checks, however slow /health is"),
+        pytest.param("fpfpf", "ejected", id="a passed health check excuses no failing requests"),
+        pytest.param("hhphhphh", "ready", id="missed health checks now and then"),
+        pytest.param("hhphhh", "ejected", id="three missed in a row"),
+        pytest.param("fffrff", "ready", id="a readmitted pod counts anew"),
+        pytest.param("ffhfrffhh", "ready", id="also the health checks"),
+        pytest.param("xxyrxxxx", "ready", id="and forgets whose doubts they were"),
+        pytest.param("dffurff", "ready", id="a pod that is not ready cannot fail"),
+        pytest.param("xxxxxxxxxx", "ready", id="doubts of one client alone: its requests may be what fails"),
+        pytest.param("xy", "ready", id="two doubts of two clients"),
+        pytest.param("xxy", "ejected", id="doubts of two clients, all of which count"),
+        pytest.param("xyxy", "ejected", id="by turns"),
+        pytest.param("xysxxxx", "ready", id="a served request settles doubts and forgets whose they were"),
+        pytest.param("fxxx", "ready", id="a failure and doubts of one client"),
+        pytest.param("fxxxy", "ejected", id="failures and doubts of several clients add up"),
+        pytest.param("l" * 7, "ready", id="seven late first tokens"),
+        pytest.param("l" * 8, "ejected", id="eight, though it serves every request"),
+        pytest.param("l" * 7 + "o" + "l" * 7, "ready", id="one on time settles it"),
+        pytest.param("X" * 20, "ready", id="late for one client alone: a grammar to compile, an adapter to load"),
+    ],
+)
+def test_what_happens_in_a_row_ejects(fleet: Fleet, script: str, expected: str) -> None:
+    """With the usual rules, of two pods of a model."""
+    play(Breaker(fleet), fleet, script)
+    assert (state(fleet, "a"), state(fleet, "b")) == (expected, PodState.READY)
 
 
-def test_failed_probes_eject_when_consecutive(fleet: Fleet) -> None:
-    """A pod that misses a probe now and then stays."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=2))
-    for _ in range(3):
-        breaker.probe_failed("a", 0.0)
-        breaker.seen_alive("a")
-    assert state(fleet, "a") is PodState.READY
-    breaker.probe_failed("a", 0.0)
-    breaker.probe_failed("a", 0.0)
-    assert state(fleet, "a") is PodState.EJECTED
+@pytest.mark.parametrize(
+    ("rules", "script", "expected"),
+    [
+        pytest.param(Probes(clients_to_eject=1), "xxx", "ejected", id="one trusted gateway hides all clients"),
+        pytest.param(Probes(slow_ttfts_to_eject=0), "l" * 100, "ready", id="lateness is left alone"),
+        pytest.param(Probes(failures_to_eject=1), "f", "ejected", id="the first failure"),
+    ],
+)
+def test_other_rules(fleet: Fleet, rules: Probes, script: str, expected: str) -> None:
+    play(Breaker(fleet, rules), fleet, script)
+    assert state(fleet, "a") == expected
 
 
 # --- probes that time out, and what the pod sends meanwhile ---
@@ -199,18 +237,6 @@ def test_the_back_off_doubles_until_a_request_is_served(fleet: Fleet) -> None:
     assert breaker.may_probe("a", 201.0)
 
 
-def test_a_readmitted_pod_starts_counting_anew(fleet: Fleet) -> None:
-    """What ejected it does not count a second time."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=2))
-    breaker.failure("a", 0.0)
-    breaker.probe_failed("a", 0.0)
-    breaker.failure("a", 0.0)
-    fleet.event("a", PodEvent.PROBE_OK)
-    breaker.failure("a", 0.0)
-    breaker.probe_failed("a", 0.0)
-    assert state(fleet, "a") is PodState.READY
-
-
 def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -> None:
     """Fifty failing at once are one ejection."""
     breaker = Breaker(fleet)
@@ -218,17 +244,6 @@ def test_requests_that_were_under_way_do_not_prolong_an_ejection(fleet: Fleet) -
         breaker.failure("a", 10.0)
         breaker.probe_failed("a", 10.0)
     assert breaker.may_probe("a", 11.0)
-
-
-def test_a_pod_that_is_not_ready_cannot_fail(fleet: Fleet) -> None:
-    """A draining pod's failures are not held against it when it returns."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=2))
-    fleet.event("a", PodEvent.DRAIN)
-    breaker.failure("a", 0.0)
-    fleet.event("a", PodEvent.UNDRAIN)
-    fleet.event("a", PodEvent.PROBE_OK)
-    breaker.failure("a", 0.0)
-    assert state(fleet, "a") is PodState.READY
 
 
 def test_nothing_is_held_against_a_pod_that_is_found_again(fleet: Fleet) -> None:
@@ -249,45 +264,6 @@ def doubt(breaker: Breaker, *clients: str, from_s: float = 0.0) -> None:
     """One doubt a second."""
     for n, client in enumerate(clients):
         breaker.doubt("a", client, from_s + n)
-
-
-def test_one_client_alone_raises_only_doubts(fleet: Fleet) -> None:
-    """Its requests may be what fails."""
-    breaker = Breaker(fleet)
-    doubt(breaker, *"xxxxxxxxxx")
-    assert state(fleet, "a") is PodState.READY
-
-
-@pytest.mark.parametrize(("clients", "expected"), [("xxy", "ejected"), ("xyxy", "ejected"), ("xy", "ready")])
-def test_doubts_of_several_clients_eject(fleet: Fleet, clients: str, expected: str) -> None:
-    """The limit counts all of them."""
-    doubt(Breaker(fleet, Probes(failures_to_eject=3)), *clients)
-    assert state(fleet, "a") == expected
-
-
-def test_a_served_request_settles_doubts(fleet: Fleet) -> None:
-    """And forgets who had them."""
-    breaker = Breaker(fleet)
-    doubt(breaker, *"xy")
-    breaker.success("a")
-    doubt(breaker, *"xxxx")
-    assert state(fleet, "a") is PodState.READY
-
-
-def test_failures_and_doubts_add_up(fleet: Fleet) -> None:
-    """Once several clients have doubts."""
-    breaker = Breaker(fleet, Probes(failures_to_eject=3))
-    breaker.failure("a", 0.0)
-    doubt(breaker, *"xxx")
-    assert state(fleet, "a") is PodState.READY
-    doubt(breaker, "y", from_s=3.0)
-    assert state(fleet, "a") is PodState.EJECTED
-
-
-def test_behind_one_trusted_gateway_every_doubt_counts(fleet: Fleet) -> None:
-    """`clients_to_eject: 1`."""
-    doubt(Breaker(fleet, Probes(clients_to_eject=1)), *"xxx")
-    assert state(fleet, "a") is PodState.EJECTED
 
 
 @pytest.mark.parametrize("lasts_s", [0.0, 1.9, 2.0])
@@ -370,15 +346,6 @@ def test_requests_leave_enough_pods_ready(pods: str, min_ready_share: float, lef
                 breaker.doubt(pod_id, client, 0.0)
                 breaker.first_token(pod_id, client, *LATE, 0.0)
     assert len(ready_ids(fleet)) == left
-
-
-def test_failed_probes_eject_the_last_pod() -> None:
-    """It is dead: a 503 at once is better than waiting for it."""
-    fleet = fleet_of(serving("a"))
-    breaker = Breaker(fleet, Probes(failures_to_eject=3))
-    for _ in range(3):
-        breaker.probe_failed("a", 0.0)
-    assert state(fleet, "a") is PodState.EJECTED
 
 
 def test_a_refused_ejection_is_reported_and_failures_are_counted_from_zero() -> None:
@@ -537,24 +504,12 @@ def test_a_pod_is_ejected_exactly_by_the_failures_in_a_row(steps: list[tuple[int
 
 # --- lateness ---
 
-LATE: tuple[float, float] = (600.0, 6001.0)
-"""Expected and actual milliseconds, at a factor of ten."""
-
 
 def late(breaker: Breaker, pod_id: str, times: int, now_s: float = 0.0) -> None:
     """Late first tokens for two clients by turns."""
     for n in range(times):
         breaker.success(pod_id)
         breaker.first_token(pod_id, "xy"[n % 2], *LATE, now_s)
-
-
-def test_a_pod_that_is_late_again_and_again_is_ejected(fleet: Fleet) -> None:
-    """Though it serves every request."""
-    breaker = Breaker(fleet, Probes(slow_ttft_factor=10.0, slow_ttfts_to_eject=8, doubt_window_s=0.0))
-    late(breaker, "a", 7)
-    assert state(fleet, "a") is PodState.READY
-    late(breaker, "a", 1)
-    assert (state(fleet, "a"), state(fleet, "b")) == (PodState.EJECTED, PodState.READY)
 
 
 @pytest.mark.parametrize("expected_ms, actual_ms", [(600.0, 6000.0), (1.0, 5000.0)])
@@ -593,21 +548,6 @@ def test_lateness_is_out_for_longer_and_forgotten_only_when_on_time(fleet: Fleet
     breaker.first_token("a", "x", 600.0, 600.0, 40.0)
     late(breaker, "a", 1, now_s=50.0)
     assert breaker.may_probe("a", 60.0)
-
-
-def test_lateness_for_one_client_alone_does_not_eject(fleet: Fleet) -> None:
-    """Its requests may take longer than their price says: a grammar to compile, an adapter to load."""
-    breaker = Breaker(fleet, Probes(slow_ttfts_to_eject=8, doubt_window_s=0.0))
-    for _ in range(20):
-        breaker.first_token("a", "x", *LATE, 0.0)
-    assert state(fleet, "a") is PodState.READY
-
-
-def test_lateness_can_be_left_alone(fleet: Fleet) -> None:
-    """`slow_ttfts_to_eject: 0`."""
-    breaker = Breaker(fleet, Probes(slow_ttfts_to_eject=0))
-    late(breaker, "a", 100)
-    assert state(fleet, "a") is PodState.READY
 
 
 def test_a_pod_that_sends_too_much_is_ejected_at_once(fleet: Fleet) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.fleet.congestion_estimator import COLD_START_S, MAX_PODS, REFRESH_S, WINDOW_S, CongestionEstimator
 from router.fleet.ledger import Ledger
 from router.types import Congestion, FleetSnapshot, InFlight, Pod, PodSpeed, PodState, PodStatus, Role
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 MODEL = "m"
 

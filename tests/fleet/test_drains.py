@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from router.fleet.drains import LABELS, MAX_CHARACTERS, MAX_DRAINS, Drain, Drains, selector_of, selects
-from tests.policy.scenes import pod
+from tests.kit.scenes import pod
 
 DRAIN = Drain(1_764_590_400.0, "ada")
 RACKED = replace(pod("a"), rack="r12", zone="z", host="h", pool="p", hardware="h100")

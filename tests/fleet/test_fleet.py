@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from router.fleet.fleet import TRANSITIONS, Fleet, PodEvent, transition
 from router.types import Link, Links, Pod, PodLoad, PodSpeed, PodState, PrefixTrust, Role
-from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 Change = tuple[str, PodState, PodState]
 
@@ -202,7 +201,6 @@ events = st.lists(
 )
 
 
-@examples(60)
 @given(history=events)
 def test_listeners_alone_can_rebuild_the_fleet(history: list[tuple[str, str]]) -> None:
     """A mirror built from the notifications alone always equals the snapshot."""

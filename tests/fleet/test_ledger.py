@@ -13,8 +13,7 @@ from msgspec import structs
 from router.decision import Lease
 from router.fleet.ledger import Ledger
 from router.types import InFlight, StepBegan
-from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 
 def counts(rows: Mapping[str, InFlight]) -> dict[str, InFlight]:
@@ -222,7 +221,6 @@ steps = st.lists(
 )
 
 
-@examples(80)
 @given(steps=steps, prompts=st.lists(st.integers(1, 200_000), min_size=1, max_size=5))
 def test_sums_are_those_of_the_open_leases_and_return_to_zero(steps: list[tuple[str, int]], prompts: list[int]) -> None:
     """Under any interleaving of finish, cancel and fail."""
@@ -264,7 +262,6 @@ def test_sums_are_those_of_the_open_leases_and_return_to_zero(steps: list[tuple[
 _CHANGES = ["book", "decode", "first_token", "release", "release", "stepped", "pull", "pulled", "replica"]
 
 
-@examples(150)
 @given(st.lists(st.tuples(st.sampled_from(_CHANGES), st.integers(0, 2)), max_size=30), st.integers(1, 30))
 def test_sums_do_not_depend_on_when_they_are_read(changes: list[tuple[str, int]], every: int) -> None:
     """In the same order of pods too, since they are written down."""

@@ -27,7 +27,7 @@ from router.fleet.scaling import (
     signals_by_pool,
 )
 from router.types import InFlight, PodLoad, PodSpeed, PodState, PodStatus, Role
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 NOW_S = 1000.0
 TARGETS = Scaling()

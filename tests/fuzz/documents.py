@@ -16,7 +16,7 @@ from router.errors import ConfigError
 from router.policy.classes import ClassRules
 from router.policy.decide import decide
 from router.types import PodLoad, PodState, PodStatus
-from tests.policy.scenes import holding, pod, scene
+from tests.kit.scenes import holding, pod, scene
 
 KINDS: tuple[type[BaseModel], ...] = (RouterConfig, ModelPrior, ClassRules)
 

@@ -24,7 +24,7 @@ from router.index.events import U64, UndecodableBatch, parse_frames
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PromptPrefix
 from tests.fuzz.bodies import JSON
 from tests.index.decoding import decode_batch
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 GENERATION = Generation(model="m", block_size_tokens=2)

@@ -21,7 +21,7 @@ import zmq.asyncio
 from router.config.pod_schema import KvEvents, PodConfig
 from router.types import PodState
 from tests.fuzz.town import DEADLINE_S, REPEATED, Town, expanded, play
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.scenes import LLAMA_8B
 
 MARK = b"\xff\xfd"
 EVENT, REPLAY = b"e", b"r"

@@ -45,9 +45,9 @@ from router.types import (
     PromptPrefix,
     Role,
 )
-from tests.policy.scenes import make_pod, prompt_of
-from tests.request.cores import CoreOfPods
-from tests.request.memory_front import MemoryExchange, MemoryFront
+from tests.kit.cores import CoreOfPods
+from tests.kit.memory_front import MemoryExchange, MemoryFront
+from tests.kit.scenes import make_pod, prompt_of
 
 GOLDEN = Path(__file__).with_name("recorded_hour.xz")
 DIGITS = 7

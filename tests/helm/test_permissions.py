@@ -17,7 +17,7 @@ from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import SourceStatus
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
 from tests.helm.charts import EXAMPLES, Rendered, example, minimal
-from tests.virtual_time import run_virtually
+from tests.kit.virtual_time import run_virtually
 
 CALL = re.compile(
     r"/apis?(?:/(?P<group>[\w.]+))?/v1(?:/namespaces/(?P<namespace>[\w-]+))?/(?P<resource>\w+)(?P<name>/.+)?"

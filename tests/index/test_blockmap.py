@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, count, islice, product
+from itertools import chain, product
 from weakref import ref
 
 import pytest
@@ -17,7 +16,6 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.blockmap import BlockMap
 from router.index.events import PIECE_BLOCKS, split_events
 from router.index.holder_blocks import SHARDS
-from router.index.masks import SCATTER
 from router.types import (
     BlocksByTier,
     BlocksCleared,
@@ -29,7 +27,6 @@ from router.types import (
     PromptPrefix,
     Tier,
 )
-from tests.examples import examples
 
 GENERATION = Generation(model="m", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -98,7 +95,6 @@ def test_blocks_continue_those_of_their_parent() -> None:
 
 
 @given(st.integers(1, 3 * PIECE_BLOCKS), st.integers(1, 3 * PIECE_BLOCKS))
-@examples(20)
 def test_a_long_event_is_applied_in_short_pieces(blocks: int, gone: int) -> None:
     """The final state is the same."""
     tokens = tuple(range(2 * blocks))
@@ -395,7 +391,6 @@ def apply_step(step: Step, blocks: BlockMap, holders: dict[PodId, NaiveHolder]) 
             holders[step.pod] = NaiveHolder()
 
 
-@examples(60)
 @given(st.lists(steps(), max_size=40))
 def test_the_map_matches_as_sets_and_counts_do(happening: list[Step]) -> None:
     """Any order of stores, removals, clears, restarts and departures: several pods, sizes, salts, tiers, groups."""
@@ -411,7 +406,6 @@ def test_the_map_matches_as_sets_and_counts_do(happening: list[Step]) -> None:
     assert blocks.block_holders == 0
 
 
-@examples(60)
 @given(st.lists(steps().map(lambda step: replace(step, kind="store", pod="a")), min_size=1, max_size=20))
 def test_more_stored_blocks_never_shorten_a_match(stores: list[Step]) -> None:
     blocks = BlockMap()
@@ -425,19 +419,3 @@ def test_more_stored_blocks_never_shorten_a_match(stores: list[Step]) -> None:
         now = [sum(held(blocks, one)) for one in asked]
         assert all(after >= earlier for after, earlier in zip(now, before, strict=True))
         before = now
-
-
-def test_a_pod_cannot_choose_tokens_whose_blocks_collide() -> None:
-    """A pod knows the function that hashes blocks. All its blocks would begin to search for a row at one place."""
-    seed = generation_seed(GENERATION)
-    hashed = ((number, hash_blocks(token_array((number, 7)), 2, seed)[0]) for number in count())
-    crowded = (number for number, block in hashed if block * SCATTER >> 57 & 127 == 5)
-    blocks = BlockMap()
-    blocks.add_holder("a", GENERATION)
-    began_s = time.thread_time()
-    numbers = [*islice(crowded, 6000)]
-    grinding_s, began_s = time.thread_time() - began_s, time.thread_time()
-    for number in numbers:
-        blocks.apply("a", BlocksStored(block_hashes=(number,), tokens=(number, 7), block_size_tokens=2))
-    assert time.thread_time() - began_s < grinding_s
-    assert blocks.match(prompt((numbers[-1], 7))) == {"a": (1, 0, 0, 0)}

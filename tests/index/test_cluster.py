@@ -24,8 +24,7 @@ from router.types import (
     PromptPrefix,
     Tier,
 )
-from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GENERATION = Generation(model="m")
 HOLDER_TTL_S = 10.0
@@ -421,7 +420,6 @@ writes = st.tuples(
 )
 
 
-@examples(150)
 @given(
     happening=st.lists(st.tuples(writes, st.sampled_from([1, 1, 1, 0, 2]), st.integers(0, 3)), max_size=40),
     last=st.integers(0, 1),
@@ -454,7 +452,6 @@ def test_the_replica_converges_despite_lost_and_repeated_entries(
     assert_equal(index, writers.rows)
 
 
-@examples(80)
 @given(st.lists(writes, max_size=30))
 def test_a_complete_log_never_requires_reading_again(history: list[tuple[EntryKind, HolderId, Held, bool]]) -> None:
     """The replica is exact after each entry, except for holders whose reload is not sealed."""

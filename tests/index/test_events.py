@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from itertools import islice, product
 from typing import Any
 
 import msgspec
@@ -26,9 +25,7 @@ from router.types import (
     LayerType,
     Tier,
 )
-from tests.examples import examples
 from tests.index.decoding import decode_batch
-from tests.pace import Stopwatch
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",
@@ -247,21 +244,6 @@ def test_fields_of_the_wrong_type_are_undecodable(changes: dict[str, Any]) -> No
         decode(STORED | changes)
 
 
-def map_with_keys_of_one_hash(count: int) -> bytes:
-    """In Python, -1 and -2 have the same hash, and so have all tuples of them."""
-    keys = (msgspec.msgpack.encode(key) for key in islice(product((-1, -2), repeat=16), count))
-    return b"\xdf" + count.to_bytes(4, "big") + b"".join(key + b"\xc0" for key in keys)
-
-
-@pytest.mark.parametrize("name", ["anything", "extra_keys", "token_ids", "medium"])
-def test_a_map_whose_keys_have_one_hash_takes_no_time(name: str) -> None:
-    """Each would be compared with all others: seconds for one event."""
-    stopwatch = Stopwatch()
-    with stopwatch, contextlib.suppress(UndecodableBatch):
-        decode(STORED | {name: msgspec.Raw(map_with_keys_of_one_hash(10_000))})
-    assert stopwatch.least_s < 0.3
-
-
 def test_more_extra_keys_than_blocks_can_have_are_too_many() -> None:
     with pytest.raises(OutOfBounds):
         decode(STORED | {"extra_keys": [["x"] * 20_000]})
@@ -277,7 +259,6 @@ broken_events = st.dictionaries(st.sampled_from([name for name in STORED if name
 )
 
 
-@examples(300)
 @given(st.lists(broken_events | junk, max_size=3) | junk, st.binary(max_size=3))
 def test_any_bytes_decode_or_raise_one_of_two_errors(events: Any, noise: bytes) -> None:
     blocks = BlockMap()

@@ -16,7 +16,7 @@ from router.index.holders import HolderFacts
 from router.index.predicted import PredictedIndex
 from router.stores.prefix_store import LocalStore
 from router.types import BlockChange, BlocksRemoved, BlocksStored, Generation, Tier
-from tests.policy.scenes import BLOCK, prompt
+from tests.kit.scenes import BLOCK, prompt
 
 MODEL = "m"
 

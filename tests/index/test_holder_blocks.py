@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import SHARDS, Blocks, HashResolver, HolderBlocks
 from router.types import BlockChange, BlockHash, BlocksRemoved, BlocksStored, Generation, Tier
-from tests.examples import examples
 
 GENERATION = Generation(model="m", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -267,7 +266,6 @@ def steps(draw: st.DrawFn) -> Step:
     )
 
 
-@examples(100)
 @given(st.lists(steps(), max_size=40))
 def test_the_sum_of_all_changes_is_what_is_held(happening: list[Step]) -> None:
     """After each step the sum of the changes, `held` and a model of copies agree."""

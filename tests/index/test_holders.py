@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holders import ALL_PODS, HolderFacts, Holders, KnownHolder, hashes_by_generation, holder_name
 from router.types import BlocksByTier, Generation, Pod, PromptPrefix
-from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", block_size_tokens=2)
 NEXT = replace(GENERATION, revision="2")
@@ -198,7 +197,6 @@ def test_a_publishers_generation_overrides_the_bound_one() -> None:
 BY_TIER = st.tuples(*[st.integers(0, 3)] * 4)
 
 
-@examples(60)
 @given(own=BY_TIER, stores=st.lists(st.tuples(st.sampled_from([ALL_PODS, "a", "b"]), BY_TIER), max_size=4))
 def test_a_pod_has_the_most_leading_blocks_within_its_reach(
     own: BlocksByTier, stores: list[tuple[str, BlocksByTier]]

@@ -17,7 +17,7 @@ from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, BlocksRemoved, BlocksStored, Generation, LayerType, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import SESSIONS, WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 POD = "pod"
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from router.index.layers import HeldEnds, HitRule, covered, hit_tokens, kept_ends
 from router.types import AttentionKind, LayerType
-from tests.examples import examples
 
 VECTORS = Path(__file__).parents[3] / "shared/data/hybrid_kv_vectors.json"
 KINDS = {
@@ -85,7 +84,6 @@ def spans(kind: AttentionKind) -> st.SearchStrategy[int]:
 
 
 @given(rules(), st.integers(1, 24 * UNIT), st.randoms(use_true_random=True))
-@examples(400)
 def test_many_holders_get_the_same_hits_as_each_alone(rule: HitRule, prompt_tokens: int, random: Any) -> None:
     rows, block = prompt_tokens // rule.unit_tokens, rule.unit_tokens
     held = [np.zeros(rows, np.uint64) for _ in rule.types]

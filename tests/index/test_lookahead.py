@@ -26,7 +26,7 @@ from router.types import (
     Tier,
 )
 from tests.index.decoding import decode_batch
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 POD, BLOCK = "pod", 16
 GENERATION = Generation(model="m", block_size_tokens=BLOCK)

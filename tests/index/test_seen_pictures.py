@@ -9,7 +9,7 @@ import pytest
 from router.index import seen_pictures
 from router.index.seen_pictures import SeenPictures
 from router.types import Pod, PromptPicture
-from tests.policy.scenes import make_pod, snapshot_of
+from tests.kit.scenes import make_pod, snapshot_of
 
 PODS = tuple(make_pod(name, epoch=1) for name in "abc")
 CAT, DOG = PromptPicture(1, 40, 30), PromptPicture(2, None, 1024)

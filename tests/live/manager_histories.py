@@ -31,9 +31,9 @@ from router.index.hit_probe import CacheHabits
 from router.stores.prefix_store import LocalStore
 from router.types import AttentionKind, Generation, LayerType, PromptPrefix
 from tests.index.decoding import decode_batch
+from tests.kit.layered_pool import layered
+from tests.kit.scenes import LLAMA_8B, make_pod
 from tests.live.engines import HOME
-from tests.policy.scenes import LLAMA_8B, make_pod
-from tests.sim.layered_pool import layered
 
 BLOCK = 16
 INTERVAL_S, TTL_S = 0.1, 30.0

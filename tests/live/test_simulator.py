@@ -1,4 +1,4 @@
-"""Does the simulator say what real vLLM pods do? The last rung of its ladder, after `tests/sim/virtual/test_belief.py`.
+"""Does the simulator say what real vLLM pods do? The last rung of its ladder, after `lab/simulator/test_belief.py`.
 
 Two pods of a random model that is large enough to compute for longer than HTTP takes, each on a core of its own and
 with room for a few conversations only; their speed is measured first. Then the same requests go through a real router
@@ -26,11 +26,11 @@ from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.hashing import hash_blocks, token_array
 from router.types import Endpoint, PrefixTrust
+from tests.kit.scenes import make_pod
 from tests.live.calibrate import ANSWER_TOKEN, Calibration, asked, calibrate, made_up, slowness, thread_times
 from tests.live.engines import BLOCK_TOKENS, EngineProcess
 from tests.live.router_process import router
 from tests.live.slow_pods import KV_BLOCKS, MODEL, STEP_TOKENS, slow_pods, speed_of
-from tests.policy.scenes import make_pod
 
 __all__ = ["slow_pods"]
 

@@ -20,13 +20,19 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed file. `source` is its whole text."""
+    """One change of a file: at byte `column` of `line`, counted from 1, `before` becomes `after`."""
 
     path: Path
     line: int
+    column: int
     before: str
     after: str
-    source: str
+
+    def applied(self, source: str) -> str:
+        """The whole text of the changed file."""
+        lines = source.encode().splitlines(keepends=True)
+        above = b"".join(lines[: self.line - 1]) + lines[self.line - 1][: self.column]
+        return (above + self.after.encode() + source.encode()[len(above) + len(self.before.encode()) :]).decode()
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {_one_line(self.before)}  ->  {_one_line(self.after)}"
@@ -34,12 +40,18 @@ class Mutant:
 
 def mutants_of(path: Path, source: str) -> Iterator[Mutant]:
     """Every mutant of the file."""
+    lines = source.encode().splitlines(keepends=True)
     for node in _mutable(ast.parse(source)):
-        before = ast.get_source_segment(source, node)
-        if before is None:
-            continue
         for after in _changes(node):
-            yield Mutant(path, node.lineno, before, after, _replaced(source, node, after))
+            yield Mutant(path, node.lineno, node.col_offset, _text(lines, node), after)
+
+
+def _text(lines: list[bytes], node: ast.expr | ast.stmt) -> str:
+    """As in `lines`. `ast.get_source_segment` splits the whole file for each call."""
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    covered = lines[node.lineno - 1 : node.end_lineno]
+    after = len(covered[-1]) - node.end_col_offset
+    return b"".join(covered)[node.col_offset : -after or None].decode()
 
 
 def _mutable(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
@@ -91,14 +103,6 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[str]:
 def _is_text(*operands: ast.expr) -> bool:
     return any(isinstance(one, ast.JoinedStr) or (isinstance(one, ast.Constant) and isinstance(one.value, str | bytes))
                for one in operands)  # fmt: skip
-
-
-def _replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
-    lines = source.encode().splitlines(keepends=True)
-    assert node.end_lineno is not None and node.end_col_offset is not None
-    first, last = lines[node.lineno - 1], lines[node.end_lineno - 1]
-    middle = first[: node.col_offset] + text.encode() + last[node.end_col_offset :]
-    return b"".join([*lines[: node.lineno - 1], middle, *lines[node.end_lineno :]]).decode()
 
 
 def _one_line(text: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.__main__ import ROOT, folders_of, packages, sample
 from tests.mutants.mutations import mutants_of
 
 PATH = Path("router/policy/x.py")
@@ -27,7 +28,7 @@ PATH = Path("router/policy/x.py")
     ],
 )
 def test_each_kind_of_change(before: str, after: str) -> None:
-    assert after in [mutant.source for mutant in mutants_of(PATH, before)]
+    assert after in [mutant.applied(before) for mutant in mutants_of(PATH, before)]
 
 
 UNCHANGED = [
@@ -50,4 +51,20 @@ def test_all_mutants_of_a_file_parse_and_differ() -> None:
     found = list(mutants_of(PATH, source))
     assert len(found) > 20
     for mutant in found:
-        assert ast.dump(ast.parse(mutant.source)) != ast.dump(ast.parse(source))
+        assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source))
+
+
+def test_every_package_has_tests_that_answer_for_it() -> None:
+    folders = [folder for name in packages(ROOT / "router") for folder in folders_of(Path("router", name, "x.py"))]
+    assert folders and all((ROOT / folder).is_dir() for folder in folders)
+    assert folders_of(Path("router/frontends/extproc/answers.py")) == ["tests/extproc"]
+
+
+def test_two_commits_are_judged_by_the_same_mutants(tmp_path: Path) -> None:
+    now, before = tmp_path / "now" / "router", tmp_path / "before" / "router"
+    for router, text in ((now, "a < b\nnew + 1\nc < d\na < b\n"), (before, "c < d\na < b\nold - 1\na < b\n")):
+        (router / "x").mkdir(parents=True)
+        (router / "x" / "y.py").write_text(text)
+    drawn = [str(mutant).split(": ")[1] for mutant in sample(["x"], 9, 1, now, before)]
+    assert drawn == [str(mutant).split(": ")[1] for mutant in sample(["x"], 9, 1, before, now)]
+    assert sorted(drawn) == ["1  ->  2", "a < b  ->  (a <= b)", "a < b  ->  (a <= b)", "c < d  ->  (c <= d)"]

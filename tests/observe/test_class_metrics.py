@@ -14,7 +14,7 @@ from router.observe.class_metrics import (
 from router.observe.ended import Ended
 from router.observe.fast_metrics import OTHER, Registry
 from router.policy.recording import RecordedScene, record
-from tests.policy.scenes import pod, policy, prompt, request, scene
+from tests.kit.scenes import pod, policy, prompt, request, scene
 
 SERVED = Candidate(Direct(pod("a")), Cost((), (), 0.0))
 MINE = policy()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.observe import fast_metrics as ours
 from router.observe.metrics import Metrics
 from router.types import InFlight
-from tests.policy.scenes import make_pod, snapshot_of
+from tests.kit.scenes import make_pod, snapshot_of
 
 BOUNDS = (0, 0.5, 1, 10)
 

@@ -6,7 +6,7 @@ from router.observe.ended import Ended, RecordedDecision
 from router.observe.recent_decisions import MAX_PREFIXES, Kept, PrefixTally
 from router.policy.decide import decide
 from router.policy.recording import record
-from tests.policy.scenes import BLOCK, POLICIES, holding, pod, prompt, ready, request, scene
+from tests.kit.scenes import BLOCK, POLICIES, holding, pod, prompt, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 

@@ -24,7 +24,7 @@ from router.observe.log import (
     configure_logging,
 )
 from router.types import Endpoint
-from tests.policy.scenes import pod
+from tests.kit.scenes import pod
 
 FIELDS: dict[str, Any] = {"id": "r-1", "endpoint": "chat", "model": "m", "pod": "a", "policy": "p", "status": 200}
 ENDED_AT_S = datetime(2026, 1, 2, tzinfo=UTC).timestamp()

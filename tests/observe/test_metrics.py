@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from router.fleet.scaling import PoolKey, PoolSignals, Resource
 from router.observe.declared import of_pods, of_process
 from router.observe.fast_metrics import PIECE_SAMPLES
-from router.observe.metrics import KNOWN_STATES, Metrics
+from router.observe.metrics import KNOWN_STATES, Metrics, replace_pools
 from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
 from tests.bench.metrics_bench import MAX_BODY_BYTES, render
-from tests.policy.scenes import pod, snapshot_of
+from tests.kit.scenes import pod, snapshot_of
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +99,32 @@ def test_the_scraped_load_of_a_pod() -> None:
         'warmroute_pod_load_age_seconds{pod="a"} 10.0',
     } <= set(lines)
     assert not [line for line in lines if line.startswith("warmroute_pod_load_age_seconds{") and "new" in line]
+
+
+def test_the_need_of_a_pool_and_what_is_unknown_of_it() -> None:
+    """A value that is not known has no series, also where there was one; never a 0."""
+    metrics, key = Metrics(), PoolKey("p", "m", "both")
+    known = PoolSignals(
+        key=key,
+        ready_replicas=2,
+        running=3.0,
+        kv_free_tokens=4.0,
+        queued_tokens=5,
+        backlog_s=6.0,
+        prefill_load=0.5,
+        desired_replicas={Resource.PREFILL: 1.0, Resource.KV_CACHE: 1.5},
+    )
+    unknown = replace(known, running=None, kv_free_tokens=None, desired_replicas={})
+    needs = 'warmroute_pool_desired_replicas{model="m",pool="p",resource="kv_cache",role="both"} 1.5'
+    by_pods = ("ready_replicas", 2.0), ("running_requests", 3.0), ("kv_free_tokens", 4.0), ("saturation_ratio", 0.75)
+    by_us = ("queued_prompt_tokens", 5.0), ("prefill_backlog_seconds", 6.0), ("prefill_load_ratio", 0.5)
+    for seen, blind in ((known, False), (unknown, True)):
+        replace_pools(metrics.registry, [seen])
+        lines = set(metrics.render().decode().splitlines())
+        assert (needs in lines) is not blind
+        for name, value in (*by_pods, *by_us):
+            is_shown = f'warmroute_pool_{name}{{model="m",pool="p",role="both"}} {value}' in lines
+            assert is_shown is not (blind and name in ("running_requests", "kv_free_tokens", "saturation_ratio")), name
 
 
 def test_tokens_that_were_evicted_too_soon_are_priced_by_the_speed_of_their_time() -> None:

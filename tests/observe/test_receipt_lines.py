@@ -26,7 +26,7 @@ from router.observe.receipts import (
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
 from router.types import FleetSnapshot, PodLoad, Scene
-from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene
+from tests.kit.scenes import POLICIES, pod, prompt, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 

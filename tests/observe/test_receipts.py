@@ -11,7 +11,7 @@ from router.policy.decide import decide
 from router.policy.price import Choice
 from router.policy.recording import record
 from router.types import Generation, PromptPrefix
-from tests.policy.scenes import POLICIES, holding, pod, ready, request, scene
+from tests.kit.scenes import POLICIES, holding, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 

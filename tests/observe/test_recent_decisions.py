@@ -13,7 +13,7 @@ from router.observe.receipts import ReceiptWriter
 from router.observe.recent_decisions import MAX_EXCERPT_CHARACTERS, MAX_READ_BYTES, RecentDecisions, excerpt
 from router.policy.decide import decide
 from router.types import Scene
-from tests.policy.scenes import POLICIES, pod, ready, request, scene
+from tests.kit.scenes import POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 PROMPT = {"prompt": "harbour"}

@@ -18,7 +18,7 @@ from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ENTRY_TOKENS, SLICE_ENTRIES, ShadowCache, ShadowCaches
 from router.policy.decide import decide
 from router.types import Generation, Pod, PodLoad, PodSpeed, PromptPrefix, Role
-from tests.policy.scenes import BLOCK, POLICIES, pod, ready, request, scene
+from tests.kit.scenes import BLOCK, POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
 FAST, SLOW = PodSpeed(10.0, 0.1, 1e-5), PodSpeed(10.0, 0.4, 4e-5)

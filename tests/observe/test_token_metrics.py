@@ -13,7 +13,7 @@ from router.observe.ended import Ended
 from router.observe.fast_metrics import Registry
 from router.policy.recording import record
 from router.types import BlocksByTier, PodId, PrefixMatch
-from tests.policy.scenes import BLOCK, held_by_tier, pod, prompt, scene
+from tests.kit.scenes import BLOCK, held_by_tier, pod, prompt, scene
 
 LABELS = ("m", "chat", "mine")
 PROMPT = prompt(100)

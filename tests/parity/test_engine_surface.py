@@ -15,7 +15,7 @@ from router.engines.adapter import KvEventSource, parse_tokens, prompt_token_cou
 from router.engines.engine_catalog import ENGINES
 from router.request.response_reader import ResponseReader
 from router.types import PodLoad
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GOLDENS = Path(__file__).parent / "goldens"
 

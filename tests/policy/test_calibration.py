@@ -25,8 +25,7 @@ from router.policy.prefill_clock import (
     TransferObservation,
 )
 from router.types import Link, PodSpeed
-from tests.examples import examples
-from tests.policy.scenes import LLAMA_70B
+from tests.kit.scenes import LLAMA_70B
 
 TRUE = PodSpeed(20.0, 0.05, 8e-7)
 LINK = Link(5.0, 12.1e6, "same_rack")
@@ -208,7 +207,6 @@ def test_a_prompt_with_fewer_cached_tokens_than_expected_is_corrected() -> None:
     assert believed and believed.corrected(800, 96) == known
 
 
-@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from("sfg"), st.floats(0, 2)), max_size=60))
 def test_in_any_order_of_events_windows_hold_what_ended_and_no_more_time_than_passed(
     events: list[tuple[int, str, float]],
@@ -578,7 +576,6 @@ def test_what_is_not_a_dump_of_this_version_is_refused_and_changes_nothing(value
     assert calibration.dump() == before
 
 
-@examples(60)
 @given(st.binary(max_size=40), st.integers(0, 400))
 def test_garbage_raises_nothing_else(patch: bytes, at: int) -> None:
     """With any bytes overwritten, the result is a speed."""

@@ -12,7 +12,7 @@ from router.policy.calibration import Calibration, class_key
 from router.policy.calibrator import HANDOFF_STEPS, MIN_INTERVAL_S, REGRET_EVERY, Calibrator
 from router.policy.prefill_clock import PrefillObservation
 from router.types import Link, Links, PodSpeed
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 PRIOR = PodSpeed(5.0, 0.1, 0.0)
 LINK = Link(1.0, 1e6, "rdma")

@@ -15,7 +15,7 @@ from router.config.load import load, shipped
 from router.config.policy_files import load_classes
 from router.policy.classes import Classes, ClassRules
 from router.types import Generation, PromptPrefix
-from tests.policy.scenes import prompt, prompt_of, scene
+from tests.kit.scenes import prompt, prompt_of, scene
 
 RULES = load_classes(None)
 ANSWER_S = 4.0

@@ -11,7 +11,7 @@ from router.config.models import load_priors
 from router.decision import Pull
 from router.policy.decide import decide
 from router.types import InFlight, Link, Links, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene
-from tests.policy.scenes import BLOCK, pod, policy, prompt, ready, scene
+from tests.kit.scenes import BLOCK, pod, policy, prompt, ready, scene
 
 PULLING = policy("queue", "prefill", "transfer")
 FAR_TOO_LONG_MS = 1e7

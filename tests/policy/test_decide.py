@@ -17,8 +17,7 @@ from router.policy.plans import BYTES_PER_TOKEN, FORM_BYTES_PER_TOKEN, MAX_UNREA
 from router.policy.recording import record
 from router.policy.term import Costs
 from router.types import Endpoint, InFlight, PodState, PrefixMatch, Role, Scene
-from tests.examples import examples
-from tests.policy.scenes import (
+from tests.kit.scenes import (
     BLOCK,
     MODEL,
     POLICIES,
@@ -43,7 +42,6 @@ def decision_of(seen: Scene, name: str) -> RouteDecision | None:
         return None
 
 
-@examples(80)
 @given(seen=scenes(), name=names)
 def test_candidates_are_ways_that_are_open_each_once(seen: Scene, name: str) -> None:
     """On pods that are ready and serve the model, in the role that they have; without links every pod there is."""
@@ -62,7 +60,6 @@ def test_candidates_are_ways_that_are_open_each_once(seen: Scene, name: str) -> 
     assert decision.reason
 
 
-@examples(60)
 @given(seen=scenes(), name=names)
 def test_the_chosen_pods_are_ready_and_serve_the_model(seen: Scene, name: str) -> None:
     """A prefill pod does not answer, and a decode pod does not compute for another."""
@@ -78,7 +75,6 @@ def test_the_chosen_pods_are_ready_and_serve_the_model(seen: Scene, name: str) -
     assert not isinstance(plan, Split) or plan.prefill.role is not Role.DECODE
 
 
-@examples(80)
 @given(seen=scenes(), name=names)
 def test_the_explanation_sums_to_the_cost(seen: Scene, name: str) -> None:
     """Every term of the policy once, in parts that add up to the total."""
@@ -90,7 +86,6 @@ def test_the_explanation_sums_to_the_cost(seen: Scene, name: str) -> None:
         assert candidate.cost.total_ms == pytest.approx(sum(ms for _, ms in candidate.cost.parts), abs=1e-6)
 
 
-@examples(60)
 @given(seen=scenes(), name=names)
 def test_a_scene_replays_to_the_identical_decision(seen: Scene, name: str) -> None:
     """Also when its mappings were rebuilt in another order."""
@@ -103,7 +98,6 @@ def test_a_scene_replays_to_the_identical_decision(seen: Scene, name: str) -> No
     assert decision_of(seen, name) == decision_of(backwards, name)
 
 
-@examples(80)
 @given(seen=scenes(linked=False), name=names, more=st.integers(1, 100), which=st.integers(0, 5))
 def test_more_cached_blocks_never_raise_a_cost(seen: Scene, name: str, more: int, which: int) -> None:
     """The pod that holds them costs the same or less, and no other's cost changes. Where KV moves: test_plans.py and
@@ -206,7 +200,6 @@ def of_equal_speed(draw: st.DrawFn) -> Scene:
     return scene(*ready(*pods), prompt=prompt(tokens), match=PrefixMatch(held), inflight=queues)
 
 
-@examples(100)
 @given(seen=st.composite(of_equal_speed)(), most=st.integers(1, 9))
 def test_of_queue_and_prefill_a_shortlist_loses_nothing(seen: Scene, most: int) -> None:
     """Its glance sees all that they do."""
@@ -215,7 +208,6 @@ def test_of_queue_and_prefill_a_shortlist_loses_nothing(seen: Scene, most: int) 
     assert len(short) == min(most, len(full))
 
 
-@examples(80)
 @given(seen=scenes(linked=False), most=st.integers(1, 6))
 def test_a_shortlist_loses_no_more_than_its_glance_leaves_out(seen: Scene, most: int) -> None:
     """This holds for any policy: two pods that look alike differ by what was not looked at."""

@@ -10,7 +10,7 @@ import pytest
 from router.policy.decide import decide
 from router.policy.spec import Policy
 from tests.bench.policy_bench import fleet, scenes
-from tests.policy.scenes import POLICIES
+from tests.kit.scenes import POLICIES
 
 PODS = 100
 MAX_CALLS_PER_POD = 60

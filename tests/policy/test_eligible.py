@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from router.errors import ContextTooLong, NoReadyPod, UnknownModel
 from router.policy.eligible import eligible
 from router.types import Endpoint, PodState, PodStatus, PrefixTrust, Role, Scene
-from tests.examples import examples
-from tests.policy.scenes import MODEL, pod, ready, request, scene, scenes
+from tests.kit.scenes import MODEL, pod, ready, request, scene, scenes
 
 
 def test_a_model_that_no_pod_serves_is_unknown_even_without_ready_pods() -> None:
@@ -44,7 +43,6 @@ def test_too_long_for_all_names_the_longest_and_the_field(endpoint: Endpoint, pa
     assert caught.value.param == param
 
 
-@examples(60)
 @given(
     limits=st.lists(st.tuples(st.none() | st.integers(1, 100), st.sampled_from(PrefixTrust)), min_size=1, max_size=5),
     tokens=st.integers(0, 120),
@@ -77,7 +75,6 @@ def test_an_adapter_is_served_where_it_is_loaded() -> None:
     assert [status.pod.id for status in found.direct] == ["tuned"]
 
 
-@examples(60)
 @given(seen=scenes())
 def test_the_order_of_the_snapshot_stays(seen: Scene) -> None:
     """Filtering never reorders: what is in turn is in turn by id."""
@@ -126,7 +123,6 @@ def test_a_prefill_pod_needs_room_for_the_prompt_alone() -> None:
     assert names(found.decode) == names(found.direct) == ["d-long"]
 
 
-@examples(60)
 @given(seen=scenes())
 def test_whoever_may_do_anything_is_ready_and_serves_the_model(seen: Scene) -> None:
     """And has the role for it."""

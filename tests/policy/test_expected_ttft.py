@@ -22,7 +22,7 @@ from router.policy.calibration import Calibration
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.prefill_clock import ConcurrentDecode, PrefillClock
 from router.types import Generation, Pod, PodSpeed, PrefixMatch, PromptPrefix, Scene, StepBegan
-from tests.policy.scenes import BLOCK, LLAMA_70B, MODEL, POLICIES, pod, ready, scene
+from tests.kit.scenes import BLOCK, LLAMA_70B, MODEL, POLICIES, pod, ready, scene
 
 DEEPSEEK_V3 = PodSpeed(46.22, 0.03892, 5.114e-7, 16.72, 0.1147, 1.696e-5)
 PODS = ("a", "b", "c", "d")

@@ -12,7 +12,7 @@ from router.policy.decide import decide
 from router.policy.explain import Explanation, explain, in_hundredths, priced
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Role, Scene
-from tests.policy.scenes import POLICIES, holding, pod, policy, prompt, ready, request, scene, scenes
+from tests.kit.scenes import POLICIES, holding, pod, policy, prompt, ready, request, scene, scenes
 
 milliseconds = st.floats(-1e7, 1e7)
 

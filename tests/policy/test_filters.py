@@ -15,8 +15,7 @@ from router.policy.eligible import LeftOut, left_out
 from router.policy.explain import explain, priced
 from router.policy.recording import record
 from router.types import PodLoad, PodState, PodStatus, Role, Scene
-from tests.examples import examples
-from tests.policy.scenes import pod, policy, ready, scene, scenes
+from tests.kit.scenes import pod, policy, ready, scene, scenes
 
 FACTS = {
     "a1": ({"hardware": "h100x1", "zone": "eu", "rack": "r1"}, PodLoad(waiting=9, kv_usage=0.99)),
@@ -73,7 +72,6 @@ def test_a_policy_that_insists_on_a_prefill_pod_keeps_one() -> None:
     assert decide(scene(*pods), insists).candidates[0].plan.pod.id == "d"
 
 
-@examples(100)
 @given(scenes(), st.integers(0, 50), st.floats(0, 1))
 def test_filters_only_remove_candidates_and_refuse_no_request(seen: Scene, requests: int, share: float) -> None:
     """In any fleet; the candidates that stay cost what they did, and a recorded scene is decided alike."""

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.policy.fit import MAX_EVIDENCE, MAX_LOG_DISTANCE, Fit, FitState, Vector
-from tests.examples import examples
 
 TRUE = (20.0, 0.05, 8e-7)
 SHAPE_SD = (1.5, 0.7, 0.7)
@@ -170,7 +169,6 @@ def test_sameness_makes_nothing_unstable() -> None:
     assert 0.3 < time_ms(fit.coefficients, other) / time_ms(TRUE, other) < 4
 
 
-@examples(40)
 @given(
     st.lists(
         st.tuples(st.integers(1, 100), st.floats(0, 1e7), st.floats(0, 1e14), st.floats(0.01, 3.6e6)),

@@ -14,7 +14,7 @@ from router.index.shared import HEAVY_SHARE, SharedPrefixes
 from router.policy.decide import decide
 from router.types import PrefixMatch, PromptPrefix
 from tests.index.dispatches import record
-from tests.policy.scenes import BLOCK, POLICIES, SPEED, pod, prompt_of, ready, request, scene
+from tests.kit.scenes import BLOCK, POLICIES, SPEED, pod, prompt_of, ready, request, scene
 
 PODS = 4
 REQUESTS = 400

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from router.policy.match import Match, takes_share
-from tests.policy.scenes import request
+from tests.kit.scenes import request
 
 ASKED = request(model="llama", adapter="legal", tenant="acme", stream=True)
 HEADERS = [(b"x-route", b"slow"), (b"accept", b"*/*")]

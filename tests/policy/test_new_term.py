@@ -41,7 +41,7 @@ from router.observe.receipts import explained
 from router.policy.decide import decide, expected_ttft_ms
 from router.policy.recording import record
 from helm.policy_pages import reference_page, schema_page
-from tests.policy.scenes import pod, policy, ready, scene
+from tests.kit.scenes import pod, policy, ready, scene
 
 by = policy(costs={"queue": {}, "distance": {"far_ms": 7}})
 seen = scene(*ready(pod("a", zone="there"), pod("b", zone="here")))
@@ -71,7 +71,7 @@ class Even(Filter):
 FILTERS = """
 from router.policy.decide import decide
 from helm.policy_pages import reference_page, schema_page
-from tests.policy.scenes import pod, policy, ready, scene
+from tests.kit.scenes import pod, policy, ready, scene
 
 found = decide(scene(*ready(pod("a1"), pod("a2"))), policy("queue", filters={"even": {}}))
 print([one.pod.id for one in found.candidates])
@@ -84,7 +84,7 @@ def learnt(tree: Path, file: str, text: str, table: str, line: str, then: str) -
     for folder in ("router", "policies", "config"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "loadtest" / "simulated_peers", tree / "loadtest" / "simulated_peers")
-    for file_of_tests in ("helm/policy_pages.py", "tests/policy/scenes.py"):
+    for file_of_tests in ("helm/policy_pages.py", "tests/kit/scenes.py"):
         (tree / file_of_tests).parent.mkdir(parents=True)
         shutil.copy(ROOT / file_of_tests, tree / file_of_tests)
     (tree / "router" / "policy" / file).write_text(text)

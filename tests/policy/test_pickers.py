@@ -14,8 +14,7 @@ from router.policy.decide import decide
 from router.policy.pickers import RING_CANDIDATES, InTurn, LowestCost, RingBoundedLoad
 from router.policy.ring import PodRing, affinity_key
 from router.types import InFlight, PodLoad, PodState, PodStatus, Scene
-from tests.examples import examples
-from tests.policy.scenes import POLICIES, pod, prompt, ready, request, scene, works
+from tests.kit.scenes import POLICIES, pod, prompt, ready, request, scene, works
 
 costs = st.lists(st.floats(0, 10_000), min_size=1, max_size=6)
 asked = st.integers(0, 50).map(lambda salt: prompt(200, salt * 1000))
@@ -26,7 +25,6 @@ def priced(costs_ms: list[float]) -> list[Candidate]:
     return [Candidate(Direct(each), Cost.of((("work", ms),), ms)) for each, ms in zip(pods, costs_ms, strict=True)]
 
 
-@examples(60)
 @given(costs_ms=costs, prompt=asked, indifference_ms=st.sampled_from([0.0, 1.0, 50.0]))
 def test_the_first_is_the_cheapest_or_as_good(costs_ms: list[float], prompt: object, indifference_ms: float) -> None:
     """Never dearer than the lowest by more than the indifference, or the microsecond that counts as equal."""
@@ -51,7 +49,6 @@ def test_equal_prices_keep_a_conversation_together_and_spread_the_others() -> No
     assert max(first.values()) < 90
 
 
-@examples(100)
 @given(light=works, heavy=works, swap=st.booleans(), salt=st.integers(0, 20))
 def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, swap: bool, salt: int) -> None:
     """least_load, both under load, in either order and for any request: the property that Caddy missed. Both have the
@@ -74,7 +71,6 @@ def test_of_two_pods_the_lighter_wins_always(light: InFlight, heavy: InFlight, s
     assert ranked[0].cost.total_ms < ranked[1].cost.total_ms
 
 
-@examples(60)
 @given(light=st.integers(0, 30), more=st.integers(1, 30), swap=st.booleans())
 def test_load_that_came_past_us_counts_too(light: int, more: int, swap: bool) -> None:
     """What the engine says waits there weighs like our own."""
@@ -85,7 +81,6 @@ def test_load_that_came_past_us_counts_too(light: int, more: int, swap: bool) ->
     assert decide(scene(*pods), POLICIES["least_load"]).candidates[0].pod.id == ("b" if swap else "a")
 
 
-@examples(40)
 @given(pods=st.integers(1, 9), start=st.integers(0, 1000), rounds=st.integers(1, 3))
 def test_in_turn_visits_each_pod_equally_often(pods: int, start: int, rounds: int) -> None:
     """And a retry goes on with the next one."""
@@ -106,7 +101,6 @@ def bound_ms(picker: RingBoundedLoad, seen: Scene, candidates: list[Candidate]) 
     return (1 + picker.headroom) * mean_ms + picker.slack_prefills * candidates[0].pod.speed.prefill_ms(tokens)
 
 
-@examples(100)
 @given(costs_ms=costs, prompt=asked, headroom=st.sampled_from([0.0, 0.25, 1.0]), slack=st.sampled_from([0.0, 1.0]))
 def test_the_ring_holds_its_bound(costs_ms: list[float], prompt: object, headroom: float, slack: float) -> None:
     """The first pods on the ring within the bound take it; the others come last, cheapest first."""
@@ -126,7 +120,6 @@ def test_the_ring_holds_its_bound(costs_ms: list[float], prompt: object, headroo
     assert all(later > earlier - 0.002 for earlier, later in itertools.pairwise(others))
 
 
-@examples(40)
 @given(costs_ms=costs)
 def test_without_a_key_the_ring_is_least_load(costs_ms: list[float]) -> None:
     """There is nothing to be sticky by."""

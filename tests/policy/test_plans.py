@@ -28,8 +28,7 @@ from router.types import (
     PrefixTrust,
     Scene,
 )
-from tests.examples import examples
-from tests.policy.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
+from tests.kit.scenes import BLOCK, SPEED, holding, links, pod, policy, prompt, ready, scene
 
 LINK = Link(1.0, 1e6)
 """1,000 tokens of 1,000 bytes take 2 ms; to compute them takes 20."""
@@ -68,7 +67,6 @@ def senders(seen: Scene) -> dict[str, str]:
 # --- what a pod has itself ---
 
 
-@examples(80)
 @given(
     held=st.integers(0, 80),
     tokens=st.integers(1, 1280),
@@ -94,7 +92,6 @@ def test_cached_tokens_are_what_the_engine_will_report(
     assert one_more > held * BLOCK or one_more >= tokens
 
 
-@examples(60)
 @given(
     held=st.tuples(*[st.integers(0, 40)] * 4),
     tokens=st.integers(1, 1280),
@@ -246,7 +243,6 @@ def linked(draw: st.DrawFn, *, idle: bool = False) -> Scene:
     )
 
 
-@examples(80)
 @given(seen=linked())
 def test_a_pull_brings_more_in_less_time_than_computing_takes(seen: Scene) -> None:
     """From a pod of the same engine and version that is known to hold it, in whole blocks of the one that pulls."""
@@ -261,7 +257,6 @@ def test_a_pull_brings_more_in_less_time_than_computing_takes(seen: Scene) -> No
         assert at.own_tokens == placed(seen)[name].own_tokens
 
 
-@examples(80)
 @given(seen=linked())
 def test_a_pull_is_chosen_only_where_it_is_cheaper(seen: Scene) -> None:
     """By the whole price; each pod is in the list once, and nobody pays more because it might pull."""
@@ -288,7 +283,6 @@ def test_a_pull_that_is_dearer_by_the_whole_price_is_not_kept() -> None:
         assert (best.pod.id, best.plan.pull) == ("idle", pull)
 
 
-@examples(80)
 @given(seen=linked(idle=True), which=st.integers(0, 4), more=st.integers(1, BLOCKS))
 def test_more_cached_blocks_never_raise_the_cost_of_a_pod_that_could_pull(seen: Scene, which: int, more: int) -> None:
     """Nothing waits there: what has travelled while others were computed is had for nothing, and may be worth more."""

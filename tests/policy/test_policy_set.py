@@ -9,7 +9,7 @@ import pytest
 from router.policy.policy_set import PolicySet, policy_set
 from router.policy.recording import record
 from router.policy.spec import Policy
-from tests.policy.scenes import pod, policy, prompt, ready, request, scene
+from tests.kit.scenes import pod, policy, prompt, ready, request, scene
 
 
 def named(name: str, **facts: Any) -> Policy:

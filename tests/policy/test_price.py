@@ -11,7 +11,7 @@ from router.policy.decide import decide
 from router.policy.price import Choice, choice_of, price
 from router.policy.spec import Policy
 from router.types import Link, Links, Scene
-from tests.policy.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
+from tests.kit.scenes import POLICIES, holding, pod, policy, ready, scene, scenes
 
 PRICED = [
     *(POLICIES[name] for name in ("cost_aware", "cost_aware_pd", "least_load")),

@@ -25,7 +25,7 @@ from router.policy.recording import (
 )
 from router.policy.spec import Policy
 from router.types import Congestion, InFlight, PodLoad, PodState, PodStatus, Scene, ScenePicture, StepBegan
-from tests.policy.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
+from tests.kit.scenes import MODEL, POLICIES, pod, policy, prompt, ready, request, scene, scenes
 
 ALL = [
     *POLICIES.values(),
@@ -108,7 +108,7 @@ def test_nothing_of_the_prompt_is_kept() -> None:
 
 def test_every_fact_is_recorded_under_its_own_name() -> None:
     """Those of the request that are strings too, each of which could stand for another."""
-    said = {name: name for name in ("adapter", "session", "tenant")}
+    said = {name: name for name in ("name", "adapter", "session", "tenant")}
     asked = request("me", **said, stream=True, max_output_tokens=7)
     numbers: dict[str, Any] = {
         "turn": 3,

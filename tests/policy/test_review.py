@@ -10,7 +10,7 @@ from router.policy.price import Choice
 from router.policy.review import Move, Review, chosen, review
 from router.policy.spec import Policy
 from router.types import InFlight, Role, Scene
-from tests.policy.scenes import POLICIES, holding, pod, policy, ready, request, scene, scenes
+from tests.kit.scenes import POLICIES, holding, pod, policy, ready, request, scene, scenes
 
 HIT, LOAD = policy("prefill"), policy("queue")
 

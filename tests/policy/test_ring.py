@@ -14,8 +14,7 @@ from uhashring import HashRing
 from router.policy.decide import decide
 from router.policy.ring import KEY_BLOCKS_BEYOND_SHARED, PodRing, _ring, affinity_key, rendezvous, tie_key
 from router.types import InFlight, PodState, PodStatus, PromptPrefix
-from tests.examples import examples
-from tests.policy.scenes import BLOCK, POLICIES, pod, prompt_of, ready, request, scene
+from tests.kit.scenes import BLOCK, POLICIES, pod, prompt_of, ready, request, scene
 
 POINTS = 100
 keys = st.integers(0, 2**64 - 1)
@@ -26,7 +25,6 @@ def ring_order(key: int, pods: Iterable[str]) -> list[str]:
     return list(PodRing(pods, POINTS).walk(key))
 
 
-@examples(60)
 @given(key=keys, pods=pod_sets, extra=st.integers(31, 60).map(lambda number: f"10.0.0.{number}:8000"))
 def test_a_pod_more_or_less_leaves_the_order_of_the_others(key: int, pods: set[str], extra: str) -> None:
     """So that adding moves keys only onto it, and removing only its own keys."""
@@ -36,7 +34,6 @@ def test_a_pod_more_or_less_leaves_the_order_of_the_others(key: int, pods: set[s
     assert sorted(without) == sorted(pods)
 
 
-@examples(30)
 @given(key=keys, pods=pod_sets)
 def test_the_order_in_which_pods_are_listed_does_not_matter(key: int, pods: set[str]) -> None:
     """Two routers agree."""
@@ -44,7 +41,6 @@ def test_the_order_in_which_pods_are_listed_does_not_matter(key: int, pods: set[
     assert ring_order(key, listed) == ring_order(key, listed[::-1])
 
 
-@examples(30)
 @given(key=keys, pods=pod_sets)
 def test_the_ring_has_the_points_of_uhashring(key: int, pods: set[str]) -> None:
     """Which another program can compute."""
@@ -75,7 +71,6 @@ def test_every_pod_gets_its_share_of_keys() -> None:
     assert max(first.values()) < 750
 
 
-@examples(60)
 @given(key=keys, pods=pod_sets)
 def test_rendezvous_keeps_its_winner_when_another_leaves(key: int, pods: set[str]) -> None:
     """Ties move as little as ring positions."""
@@ -89,7 +84,6 @@ def with_prompt(prompt: PromptPrefix | None, shared_blocks: int, session: str = 
     return affinity_key(scene(*ready(pod("a")), prompt=prompt, shared_blocks=shared_blocks, request=asked))
 
 
-@examples(60)
 @given(shared=st.integers(0, 10), own=st.integers(1, 6), more=st.integers(0, 6))
 def test_the_key_lies_beyond_what_everybody_shares(shared: int, own: int, more: int) -> None:
     """Prompts that differ right behind the shared prefix have other keys; a later turn of one keeps its key."""

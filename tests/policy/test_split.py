@@ -14,8 +14,7 @@ from router.errors import ClientError, FleetError, NoReadyPod
 from router.policy.decide import MAX_PODS_PER_SIDE, compatible, decide
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
-from tests.examples import examples
-from tests.policy.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
+from tests.kit.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
 
 LINK = Link(1.0, 1e6)
 """1,000 tokens of 1,000 bytes take 2 ms; to compute them takes 20."""
@@ -241,7 +240,6 @@ ALL = policy(
 )
 
 
-@examples(60)
 @given(seen=divided())
 def test_every_pair_fits_and_adds_up(seen: Scene) -> None:
     """Nobody prefills who only decodes, nobody answers who only prefills, and there is always a way without a pair."""
@@ -260,7 +258,6 @@ def test_every_pair_fits_and_adds_up(seen: Scene) -> None:
             assert sorted(name for name, _ in each.cost.parts) == sorted(name for name, _ in ALL.costs)
 
 
-@examples(60)
 @given(seen=divided(), which=st.integers(0, 5), more=st.integers(1, 100), layers=st.sampled_from([1, 60]))
 def test_more_cached_blocks_never_raise_a_pairs_cost(seen: Scene, which: int, more: int, layers: int) -> None:
     """On either side; what is computed sooner hides less of the handoff, but never more than it saved."""

@@ -12,9 +12,8 @@ from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.prompt.samples import TEXTS
 from router.prompt.segments import GROWTH, HEADS_TRIED, SEARCHED, SHORTEST_PIECE, Cuts, find_cuts
 from router.prompt.tokenizer import Tokenizer
-from tests.examples import examples
 
-SHARED = settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def texts_with(added: list[str]) -> st.SearchStrategy[str]:

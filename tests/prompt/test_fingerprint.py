@@ -21,7 +21,6 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from tests.examples import examples
 
 BLOCK = 16
 MODEL = Generation(model="m", revision="r", block_size_tokens=BLOCK)
@@ -70,7 +69,6 @@ _CROWDED: list[Fingerprinter] = []
 
 
 @given(chats=st.lists(st.tuples(MESSAGES, st.sampled_from(["", "a", "b"])), min_size=1, max_size=5))
-@examples(40)
 def test_hashes_from_the_cache_are_those_of_the_whole(
     deepseek: Tokenizer,
     template: ChatTemplate,

@@ -17,7 +17,6 @@ from router.prompt.media import MARKER, TOKENS, may_have_media, media_parts
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
-from tests.examples import examples
 from tests.prompt.conftest import TEMPLATE
 
 BLOCK = 4
@@ -98,7 +97,6 @@ CONTENTS = st.lists(st.one_of(TEXTS, st.just(PICTURE)), min_size=1, max_size=4)
 
 
 @given(contents=st.lists(CONTENTS, min_size=1, max_size=4), other=CONTENTS)
-@examples(60)
 def test_the_exact_text_does_not_depend_on_what_follows(
     deepseek: Tokenizer, contents: list[list[Any]], other: list[Any]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -110,7 +110,6 @@ JSON = st.recursive(
     separators=st.sampled_from([None, (",", ":"), (" , ", " = ")]),
     options=st.fixed_dictionaries({"ensure_ascii": st.booleans()}),
 )
-@settings(max_examples=300, deadline=None)
 def test_indented_json_is_that_of_python(value: Any, indent: Any, separators: Any, options: dict[str, Any]) -> None:
     """For every value, with every way to indent it."""
     options = {**options, "indent": indent, "separators": separators}

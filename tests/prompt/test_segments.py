@@ -19,7 +19,6 @@ from router.hashing import token_array
 from router.prompt.samples import TEXTS
 from router.prompt.segments import SHORTEST_PIECE, Segment, SegmentCache
 from router.prompt.tokenizer import Tokenizer
-from tests.examples import examples
 
 PLENTY = 1 << 24
 
@@ -49,7 +48,6 @@ _CACHES: dict[str, SegmentCache] = {}
 
 
 @given(data=st.data())
-@examples(60)
 def test_tokens_are_those_of_the_whole_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
     """For every tokenizer, with a filled cache, framed or not."""
     if tokenizer.fingerprint not in _CACHES:

@@ -16,7 +16,6 @@ from tokenizers import Tokenizer as Reference
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.prompt.samples import TEXTS, samples
 from router.prompt.tokenizer import Tokenizer, encode_fast, encode_reference, fast_equal_to
-from tests.examples import examples
 
 
 @pytest.fixture
@@ -26,7 +25,6 @@ def place(zoo: dict[str, Path], tmp_path: Path) -> Path:
 
 
 @given(text=st.text(max_size=60))
-@examples(60)
 def test_the_backend_in_use_agrees_with_the_reference(tokenizer: Tokenizer, text: str) -> None:
     """On any text, for every tokenizer."""
     assert tokenizer.encode(text) == tokenizer.encode_slowly(text)

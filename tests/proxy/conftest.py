@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.proxy.steps import StepLoop
+from tests.kit.step_loop import StepLoop
 
 
 @pytest.fixture

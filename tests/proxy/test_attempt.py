@@ -12,8 +12,8 @@ import pytest
 
 from router.decision import Direct
 from router.errors import ConnectFailed, UpstreamBroken
-from tests.proxy.pods import Asked, Behaviour, Town, town
-from tests.proxy.steps import StepLoop
+from tests.kit.scripted_pods import Asked, Behaviour, Town, town
+from tests.kit.step_loop import StepLoop
 from tests.proxy.test_kv_transfer import ANSWERING, resetting
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]

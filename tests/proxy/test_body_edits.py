@@ -16,7 +16,7 @@ from router.hashing import hash_array, token_array
 from router.prompt.pictures.uuids import SEARCHED_BYTES
 from router.request.context import RequestContext
 from router.types import Endpoint, Generation, PromptPicture, PromptPrefix
-from tests.proxy.pods import Town, town
+from tests.kit.scripted_pods import Town, town
 from tests.proxy.test_kv_transfer import ANSWERING
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -19,8 +19,8 @@ from router.decision import Candidate, Cost, Direct, Plan, Pull, RouteDecision, 
 from router.frontends.prompt_readers import EnginePromptReader
 from router.hashing import hash_array, token_array
 from router.types import Generation, PromptPrefix
-from tests.proxy.pods import LONGER_S, Asked, Behaviour, Client, ScriptedPod, Town
-from tests.proxy.steps import StepLoop
+from tests.kit.scripted_pods import LONGER_S, Asked, Behaviour, Client, ScriptedPod, Town
+from tests.kit.step_loop import StepLoop
 from tests.proxy.test_kv_transfer import ANSWERING, OFFERING, TOKEN, answer, refusing_handoffs, saying, usage
 
 PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array(range(1, 4)))

@@ -9,15 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.schema import Limits
 from router.errors import RouterError, UpstreamBroken
 from router.frontends.http.connection import READ_PAUSE_BYTES, Connection
 from router.frontends.http.upstream import UpstreamPool
+from tests.kit.deadlines import DEADLINE_S, GENEROUS
 
-TIMEOUTS = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
 BODY = b'data: {"a": 1}\n\ndata: [DONE]\n\n'
 ANSWERS = [
     b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY),
@@ -54,7 +53,7 @@ class Transport(asyncio.Transport):
 async def received(pieces: list[bytes], *, pours: bool) -> tuple[int, bytes]:
     """Status and body of what a pod sends before it closes. Raises `RouterError`."""
     transport = Transport()
-    connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
+    connection = Connection(asyncio.get_running_loop(), GENEROUS)
     connection.connection_made(transport)
     connection.send(b"a request")
     got: list[bytes] = []
@@ -79,7 +78,7 @@ async def received(pieces: list[bytes], *, pours: bool) -> tuple[int, bytes]:
             connection.data_received(piece)
         await asyncio.sleep(0)
     connection.connection_lost(None)
-    await asyncio.wait_for(reading, timeout=2)
+    await asyncio.wait_for(reading, DEADLINE_S)
     return connection.status, b"".join(got)
 
 
@@ -92,14 +91,12 @@ def cut(raw: bytes, places: list[int]) -> list[bytes]:
 places = st.lists(st.integers(0, 10_000), max_size=12)
 
 
-@settings(max_examples=80, deadline=None)
 @given(answer=st.sampled_from(ANSWERS), places=places, pours=st.booleans())
 def test_a_response_does_not_depend_on_how_it_is_cut(answer: bytes, places: list[int], pours: bool) -> None:
     """Inside a header, a chunk size, a line end."""
     assert asyncio.run(received(cut(answer, places), pours=pours)) == (200, BODY)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     answer=st.sampled_from(ANSWERS),
     at=st.integers(0, 200),
@@ -119,7 +116,6 @@ def test_a_garbled_response_is_read_or_one_of_our_errors(
         assert 200 <= status < 600
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     raw=st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: b"HTTP/1.1 200 OK\r\n" + tail), places=places
 )
@@ -160,7 +156,7 @@ def test_a_response_whose_end_is_ambiguous_is_an_error(answer: bytes, pours: boo
 async def test_bytes_after_a_response_never_become_the_next_response(after: bytes, later: bool) -> None:
     """The connection is closed; the response before is delivered."""
     transport = Transport()
-    connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
+    connection = Connection(asyncio.get_running_loop(), GENEROUS)
     connection.connection_made(transport)
     connection.send(b"a request")
     connection.data_received(WITH_LENGTH if later else WITH_LENGTH + after)
@@ -175,7 +171,7 @@ async def test_bytes_after_a_response_never_become_the_next_response(after: byte
 @pytest.mark.anyio
 async def test_trailers_and_headers_of_interim_responses_are_dropped() -> None:
     """The response has the headers of its own head."""
-    connection = Connection(asyncio.get_running_loop(), TIMEOUTS)
+    connection = Connection(asyncio.get_running_loop(), GENEROUS)
     connection.connection_made(Transport())
     connection.send(b"a request")
     connection.data_received(
@@ -210,7 +206,7 @@ async def test_small_messages_are_sent_at_once() -> None:
         over.set()
 
     async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
-        pool = UpstreamPool("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", TIMEOUTS)
+        pool = UpstreamPool("a", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", GENEROUS)
         connection = await pool._connect()
         sock = connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

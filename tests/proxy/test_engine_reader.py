@@ -15,7 +15,7 @@ from router.frontends.prompt_readers import EnginePromptReader
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from tests.proxy.pods import LONGER_S, Asked, Behaviour, Town, town
+from tests.kit.scripted_pods import LONGER_S, Asked, Behaviour, Town, town
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 

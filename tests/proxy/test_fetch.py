@@ -11,10 +11,11 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamError
 from router.frontends.http import upstream
 from router.frontends.http.upstream import UpstreamPool, UpstreamPools
 from router.guards import Bound
-from tests.closed_port import closed_port
-from tests.policy.scenes import make_pod
+from tests.kit.closed_port import closed_port
+from tests.kit.deadlines import DEADLINE_S, GENEROUS
+from tests.kit.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
-from tests.proxy.test_upstream import GENEROUS, OK, PATIENCE_S, Call, Script, answering, serving, silent, whole
+from tests.proxy.test_upstream import OK, Call, Script, answering, serving, silent, whole
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -25,7 +26,7 @@ async def test_fetches_and_requests_share_connections() -> None:
     """One is enough while they follow each other."""
     async with serving(answering(OK)) as (pod, pool):
         for _ in range(3):
-            assert await pool.fetch("/metrics", PATIENCE_S) == b"ok"
+            assert await pool.fetch("/metrics", DEADLINE_S) == b"ok"
             assert await whole(pool) == (200, b"ok")
         assert pod.connections == 1
 
@@ -40,7 +41,7 @@ async def test_a_fetch_requests_plain_bytes_under_the_pods_prefix() -> None:
 
     async with serving(script) as (pod, _):
         pool = UpstreamPool("a", f"http://127.0.0.1:{pod.port}/engine/", GENEROUS)
-        assert await pool.fetch("/metrics", PATIENCE_S) == b"ok"
+        assert await pool.fetch("/metrics", DEADLINE_S) == b"ok"
         pool.close()
     host = f"host: 127.0.0.1:{pod.port}".encode()
     assert requests[0].split(b"\r\n")[:3] == [b"GET /engine/metrics HTTP/1.1", host, b"accept-encoding: identity"]
@@ -51,7 +52,7 @@ async def test_any_status_but_200_is_an_error() -> None:
     async with serving(answering(OK.replace(b"200", b"503"))) as (pod, pool):
         for _ in range(2):
             with pytest.raises(UpstreamBroken, match="503 Service Unavailable from /metrics"):
-                await pool.fetch("/metrics", PATIENCE_S)
+                await pool.fetch("/metrics", DEADLINE_S)
         assert pod.connections == 1
 
 
@@ -81,7 +82,7 @@ async def test_an_unfinished_response_is_an_error_at_the_deadline(script: Script
 async def test_a_closed_port_is_refused() -> None:
     """Unlike a connection that times out, this proves that no process serves there."""
     with closed_port() as port, pytest.raises(ConnectFailed, match="cannot connect") as caught:
-        await UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS).fetch("/metrics", PATIENCE_S)
+        await UpstreamPool("a", f"http://127.0.0.1:{port}", GENEROUS).fetch("/metrics", DEADLINE_S)
     assert caught.value.refused
 
 
@@ -90,10 +91,10 @@ async def test_a_name_that_is_unknown_for_lack_of_files_is_no_fault_of_the_pod()
     pool = UpstreamPool("a", "http://pod.invalid:1", GENEROUS)
     "pod.invalid".encode("idna")  # imports the codec, which is a file
     with no_free_file(), pytest.raises(ConnectFailed) as caught:
-        await pool.fetch("/health", PATIENCE_S)
+        await pool.fetch("/health", DEADLINE_S)
     assert caught.value.local
     with pytest.raises(ConnectFailed) as caught:
-        await pool.fetch("/health", PATIENCE_S)
+        await pool.fetch("/health", DEADLINE_S)
     assert not caught.value.local
 
 
@@ -108,7 +109,7 @@ async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyP
 
     async with serving(script) as (pod, pool):
         with pytest.raises(UpstreamBroken, match="at most 99 are read"):
-            await pool.fetch("/metrics", PATIENCE_S)
+            await pool.fetch("/metrics", DEADLINE_S)
         await pod.wait_for_ends()
 
 
@@ -122,14 +123,14 @@ async def test_a_cancelled_fetch_closes_its_connection_at_once() -> None:
         begun.set()
         await call.hung_up()
 
-    async with serving(script, answering(OK)) as (pod, pool), asyncio.timeout(PATIENCE_S):
-        asking = asyncio.ensure_future(pool.fetch("/metrics", 10 * PATIENCE_S))
+    async with serving(script, answering(OK)) as (pod, pool), asyncio.timeout(DEADLINE_S):
+        asking = asyncio.ensure_future(pool.fetch("/metrics", 10 * DEADLINE_S))
         await begun.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         await pod.wait_for_ends()
-        assert await pool.fetch("/metrics", PATIENCE_S) == b"ok"
+        assert await pool.fetch("/metrics", DEADLINE_S) == b"ok"
         assert pod.connections == 2
 
 
@@ -138,7 +139,7 @@ async def test_pools_open_on_first_use_and_close_with_their_pod() -> None:
     async with serving(answering(OK), answering(OK)) as (pod, _):
         pools = UpstreamPools(GENEROUS)
         served = make_pod(url=f"http://127.0.0.1:{pod.port}")
-        assert await pools.fetch(served, "/metrics", PATIENCE_S) == b"ok"
+        assert await pools.fetch(served, "/metrics", DEADLINE_S) == b"ok"
         pool = pools.of(served)
         assert pools.of(served) is pool
         pools.remove("a")
@@ -151,7 +152,7 @@ async def test_a_fetch_cancelled_while_it_connects_closes_its_connection() -> No
     """In any turn of the loop."""
     async with serving(silent) as (pod, pool):
         for turns in range(1, 30):
-            fetching = asyncio.ensure_future(pool.fetch("/metrics", 10 * PATIENCE_S))
+            fetching = asyncio.ensure_future(pool.fetch("/metrics", 10 * DEADLINE_S))
             for _ in range(turns):
                 await asyncio.sleep(0)
             fetching.cancel()
@@ -170,11 +171,11 @@ async def test_a_post_is_json_for_the_rank_of_a_pod_and_a_url_needs_no_pod() -> 
             requests.append(await call.request())
             await call.answer(OK)
 
-    async with serving(script, script) as (pod, _), asyncio.timeout(PATIENCE_S):
+    async with serving(script, script) as (pod, _), asyncio.timeout(DEADLINE_S):
         pools, url = UpstreamPools(GENEROUS), f"http://127.0.0.1:{pod.port}"
         served = make_pod(url=url, dp_rank=1)
-        assert await pools.post(served, "/tokenize", {"prompt": "é"}, PATIENCE_S) == b"ok"
-        assert await pools.get_url(f"{url}/query/?a=b", PATIENCE_S) == b"ok"
+        assert await pools.post(served, "/tokenize", {"prompt": "é"}, DEADLINE_S) == b"ok"
+        assert await pools.get_url(f"{url}/query/?a=b", DEADLINE_S) == b"ok"
         pools.close()
     assert b"x-data-parallel-rank: 1" in requests[0].lower() and "é".encode() in requests[0]
     assert requests[1].startswith(b"GET /query/?a=b HTTP/1.1")

@@ -16,7 +16,8 @@ from router.hashing import hash_array, token_array
 from router.phases import PHASES
 from router.request.attempt_rules import SAMPLED_STREAMS
 from router.types import PRIOR_OUTPUT_TOKENS, Generation, PrefixMatch, PrefixTrust, PromptPrefix
-from tests.proxy.pods import Asked, Client, Town, town
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scripted_pods import Asked, Client, Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, answer, resetting, saying, silent, streaming
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
@@ -103,7 +104,7 @@ async def test_the_time_between_tokens_is_sampled() -> None:
     async def in_two_pieces(asked: Asked) -> None:
         await asked.begin()
         await asked.event(TOKEN)
-        await asyncio.wait_for(client.wrote.wait(), 5)
+        await asyncio.wait_for(client.wrote.wait(), DEADLINE_S)
         await asked.event("[DONE]")
         await asked.end()
 

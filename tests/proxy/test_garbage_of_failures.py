@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from router.errors import MalformedRequest, UpstreamBroken
 from router.types import InferenceRequest, PromptPrefix
-from tests.proxy.pods import Town, town
+from tests.kit.scripted_pods import Town, town
 from tests.proxy.test_kv_transfer import ANSWERING, resetting, silent
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httptools
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from router.engines.forwarded_headers import CREDENTIALS, HOP_BY_HOP, PROXY_CLAIMS, REWRITTEN
@@ -103,7 +103,6 @@ names = st.text("abcdefgh-", min_size=1, max_size=8).map(str.encode)
 values = st.text("abc :;,=\x80é", max_size=8).map(lambda text: text.strip().encode("latin-1"))
 
 
-@settings(max_examples=60)
 @given(headers=st.lists(st.tuples(names, values), max_size=5), body=st.binary(max_size=40))
 def test_a_pod_parses_the_request_as_sent(headers: HeaderList, body: bytes) -> None:
     """One request, with host and exact length."""
@@ -118,7 +117,6 @@ def test_a_get_without_a_body_has_no_length() -> None:
     assert request_message("GET", b"/", b"h", [], b"") == b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 
 
-@settings(max_examples=100)
 @given(
     texts=st.lists(st.text("ab:\r\n ", max_size=8).map(str.encode), min_size=3, max_size=3),
 )

@@ -21,8 +21,9 @@ from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
 from router.request.fleet_state import Clock
 from router.types import InFlight, Link, Links
-from tests.proxy.pods import PATIENCE_S, Asked, Behaviour, Client, Town, town
-from tests.request.cores import CHAT
+from tests.kit.cores import CHAT
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scripted_pods import Asked, Behaviour, Client, Town, town
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
@@ -176,7 +177,7 @@ async def test_a_streamed_handoff_calibrates_its_link() -> None:
         assert (sender.id, receiver.id, tokens, concurrent) == ("p", "d", 48, 0)
         elapsed_s = pods.counted("warmroute_handoff_seconds_sum", dialect="nixl")
         assert elapsed_ms == pytest.approx(elapsed_s * 1000)
-        assert 0 < elapsed_s < PATIENCE_S
+        assert 0 < elapsed_s < DEADLINE_S
         await pods.serve(pods.context(plan))
         assert len(seen) == 1, "an unstreamed response does not show when the KV arrived"
 

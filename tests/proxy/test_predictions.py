@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
-from msgspec import structs
 
 from router.decision import Direct, Plan, Pull
 from router.errors import RouterError
 from router.hashing import hash_array, token_array
-from router.types import Generation, PodId, PromptPicture, PromptPrefix
-from tests.proxy.pods import Asked, Behaviour, Client, Town, town
+from router.types import Generation, PodId, PromptPrefix
+from tests.kit.scripted_pods import Asked, Behaviour, Client, Town, town
 from tests.proxy.test_kv_transfer import (
     ANSWERING,
     OFFERING,
@@ -50,54 +48,6 @@ async def serve(pods: Town, *plans: Plan, asked: PromptPrefix = LONG, stream: bo
         await pods.serve(pods.context(*plans, prompt=asked, stream=stream))
     except RouterError:
         pass
-
-
-async def failing_stream(asked: Asked) -> None:
-    """An error event instead of the first token."""
-    await asked.begin()
-    await asked.event({"error": {"message": "Internal server error", "code": 500}})
-    await asked.end()
-
-
-FAILURES = {
-    "400": saying({"error": {}}, 400),
-    "500": saying({"error": {}}, 500),
-    "503": saying({"error": {}}, 503),
-    "broken": resetting,
-    "error event": failing_stream,
-}
-
-
-@pytest.mark.parametrize("failing", FAILURES.values(), ids=FAILURES)
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_prompt_that_was_not_computed_is_not_cached(failing: Behaviour, stream: bool) -> None:
-    """What an earlier request left there still is."""
-    async with town(a=ANSWERING) as pods:
-        await serve(pods, Direct(pods.pod("a")), asked=SHORT)
-        assert await cached(pods) == {"a": 2}
-        pods.made["a"].behaviour = failing
-        if failing is not failing_stream or stream:
-            await serve(pods, Direct(pods.pod("a")), stream=stream)
-        assert await cached(pods) == {"a": 2}
-
-
-async def test_a_pod_has_seen_the_pictures_of_the_prompts_that_it_computed() -> None:
-    """Not of those that it refused."""
-    picture = PromptPicture(1, 40, 8)
-    shown = structs.replace(LONG, pictures=(picture,))
-    async with town(a=ANSWERING, b=saying({"error": {}}, 400)) as pods:
-        for name in ("b", "a"):
-            await serve(pods, Direct(pods.pod(name)), asked=shown)
-        (found,) = pods.pictures.seen([picture], pods.fleet.snapshot)
-        assert found.pods == ("a",)
-
-
-async def test_a_prompt_is_not_cached_on_a_pod_that_cannot_be_reached() -> None:
-    """The next candidate computes it."""
-    async with town(a=ANSWERING, b=ANSWERING) as pods:
-        gone = replace(pods.pod("a"), id="gone", url="http://127.0.0.1:1")
-        await serve(pods, Direct(gone), Direct(pods.pod("b")))
-        assert await cached(pods) == {"b": 3}
 
 
 async def begun(asked: Asked) -> None:

@@ -44,7 +44,8 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
-from tests.proxy.pods import LONGER_S
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scripted_pods import LONGER_S
 
 pytestmark = pytest.mark.anyio
 TEMPLATE = Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja"
@@ -350,7 +351,7 @@ async def test_very_long_prompts_delay_no_shorter_ones(tokenizer: Tokenizer) -> 
     watched.word = "slow"
     texts = [f"slow {n} " * 40_000 for n in range(2 * READ_THREADS)]
     very_long = [asyncio.ensure_future(reading.reader.read(completion(text))) for text in texts]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while not watched.threads:
             await asyncio.sleep(0.01)
     assert await reading.tokens(completion(TEXT * 3_000))
@@ -542,7 +543,7 @@ async def test_a_prompt_that_a_thread_refused_is_freed_at_once() -> None:
     try:
         await read(body)
         del body
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while watched() is not None:
                 await asyncio.sleep(0.001)  # the thread still ends its work
     finally:

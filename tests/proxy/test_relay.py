@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from router.config.schema import Limits
 from router.decision import Direct
 from router.errors import UpstreamBroken
 from router.frontends.http.connection import Connection
@@ -16,10 +15,9 @@ from router.frontends.http.relay import end_broken_stream, read_all, relay
 from router.frontends.http.upstream import Reply, UpstreamPool
 from router.guards import Bound
 from router.request.inbound import EVENT_STREAM, HeaderList, media_type
-from router.request.response_reader import ResponseReader, reader_of
-from router.request.tracker import MAX_HELD_BYTES
-from router.types import Endpoint
-from tests.request.cores import CoreOfPods, pods_at
+from router.request.response_reader import ResponseReader
+from tests.kit.cores import CoreOfPods, pods_at
+from tests.kit.deadlines import GENEROUS
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +47,7 @@ class Pod:
     """The pod's end of a connection without a socket: sent bytes arrive at once."""
 
     def __init__(self, headers: bytes, status: int = 200) -> None:
-        timeouts = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
+        timeouts = GENEROUS
         self.connection = Connection(asyncio.get_running_loop(), timeouts)
         self.transport = Transport()
         self.connection.connection_made(self.transport)
@@ -148,36 +146,6 @@ async def test_pieces_are_relayed_on_arrival() -> None:
     ]
 
 
-async def test_events_before_the_prefill_are_held_until_the_next_event() -> None:
-    """The first piece may end inside of an event. Then all are sent, in order."""
-    pod, reader = Pod(EVENTS), reader_of(Endpoint.RESPONSES)
-    passage = Passage(pod, reader=reader)
-    pieces = [b"event: response.created\ndata: {", b"}\n\nevent: response.in_pro", b"gress\ndata: {}\n\n"]
-    for piece in pieces:
-        pod.send(piece)
-        await passage.until_waiting()
-        assert not passage.client.started
-    pieces.append(b"event: response.output_item.added\ndata: {}\n\n")
-    pod.send(pieces[-1])
-    await passage.until_waiting()
-    assert passage.client.pieces == [b"".join(pieces)]
-    assert passage.has_first_token
-    pod.end()
-    await passage.task
-
-
-async def test_a_pod_that_dies_before_its_prefill_can_be_replaced() -> None:
-    """Nothing was sent to the client."""
-    pod = Pod(EVENTS)
-    passage = Passage(pod, reader=reader_of(Endpoint.RESPONSES))
-    pod.send(b"event: response.created\ndata: {}\n\n")
-    await passage.until_waiting()
-    pod.die()
-    with pytest.raises(UpstreamBroken):
-        await passage.task
-    assert not passage.client.started
-
-
 async def test_a_slow_client_receives_nothing_until_it_is_ready() -> None:
     """Pieces that arrive meanwhile are kept, also when the pod has closed the connection."""
     pod = Pod(EVENTS)
@@ -227,63 +195,6 @@ async def test_a_broken_stream_has_started_and_is_not_finished() -> None:
     assert passage.client.started
     assert not passage.client.finished
     assert passage.client.pieces == [TOKEN]
-
-
-async def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
-    """A pod that fails inside it can be replaced."""
-    broken = Pod(JSON)
-    broken.send(b'{"a": ')
-    passage = Passage(broken, stream=False)
-    await passage.until_waiting()
-    broken.die()
-    with pytest.raises(UpstreamBroken):
-        await passage.task
-    assert not passage.client.started
-
-    pod = Pod(JSON)
-    passage = Passage(pod, stream=False)
-    for piece in (b'{"content": "x",', b' "usage": {"cached_tok', b'ens": 3}}'):
-        pod.send(piece)
-        await passage.until_waiting()
-        assert not passage.client.started
-    pod.end()
-    await passage.task
-    assert b"".join(passage.client.pieces) == b'{"content": "x", "usage": {"cached_tokens": 3}}'
-    assert passage.reader.cached_tokens == 3
-    assert passage.has_first_token
-    assert passage.client.finished
-
-
-@pytest.mark.parametrize(
-    "kind", [b"audio/pcm", b"audio/mpeg", b"application/x-ndjson", b"application/stream+json", b"text/plain", b""]
-)
-async def test_an_answer_that_is_no_json_object_is_relayed_on_arrival(kind: bytes) -> None:
-    """It may be made while it is sent. The prefill is over when it begins, and nothing is sent until then."""
-    pod = Pod(b"content-type: " + kind + b"\r\n")
-    passage = Passage(pod, stream=False)
-    await passage.until_waiting()
-    assert not passage.client.started
-    for number, piece in enumerate([b"RIFF", b"\x00\x01", b"\x02"], start=1):
-        pod.send(piece)
-        await passage.until_waiting()
-        assert passage.has_first_token
-        assert (len(passage.client.pieces), passage.client.pieces[-1]) == (number, piece)
-    pod.end()
-    await passage.task
-    assert passage.client.finished
-
-
-async def test_a_response_too_large_to_hold_is_relayed_on_arrival() -> None:
-    """Memory for one request is bounded."""
-    pod = Pod(JSON)
-    pod.send(b"x" * MAX_HELD_BYTES)
-    passage = Passage(pod, stream=False)
-    await passage.until_waiting()
-    assert passage.client.started
-    pod.send(b"y")
-    pod.end()
-    await passage.task
-    assert b"".join(passage.client.pieces) == b"x" * MAX_HELD_BYTES + b"y"
 
 
 async def test_an_empty_response_is_relayed() -> None:

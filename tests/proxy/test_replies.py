@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.frontends.http.connection import Ready, Sink
-from router.frontends.http.relay import DecodeReply, WholeReply, read_all
+from router.frontends.http.relay import HandoffReply, WholeReply, read_all
 from router.request.inbound import HeaderList
 
 pytestmark = pytest.mark.anyio
@@ -51,7 +51,7 @@ async def test_a_whole_reply_is_read_once() -> None:
 async def test_cached_tokens_are_corrected_at_any_cut(cut: int) -> None:
     """The first piece was read before. The length differs from the content-length of the pod."""
     pod = Pieces(JSON, body(48)[cut:])
-    reply = DecodeReply(pod, body(48)[:cut], 16, lambda: None)
+    reply = HandoffReply(pod, body(48)[:cut], 16)
     assert (reply.pod, reply.status, reply.headers) == ("d", 200, JSON[:1])
     assert await read_all(reply) == body(16)
 
@@ -59,7 +59,7 @@ async def test_cached_tokens_are_corrected_at_any_cut(cut: int) -> None:
 async def test_a_stream_is_passed_on_by_line() -> None:
     """Only an unfinished line is held back; a piece without a line end does not end the response."""
     event = b"data: " + body(48) + b"\n\n"
-    reply = DecodeReply(Pieces(EVENTS, event[:9], event[9:], b"data: [DONE]\n\n"), b"data: {}\n\n", 16, lambda: None)
+    reply = HandoffReply(Pieces(EVENTS, event[:9], event[9:], b"data: [DONE]\n\n"), b"data: {}\n\n", 16)
     assert await reply.read() == b"data: {}\n\n"
     assert await reply.read() == b"data: " + body(16) + b"\n\n"
     assert await reply.read() == b"data: [DONE]\n\n"
@@ -69,17 +69,17 @@ async def test_a_stream_is_passed_on_by_line() -> None:
 async def test_what_has_neither_events_nor_json_passes_as_it_comes() -> None:
     """It has no usage; a line end in it means nothing."""
     speech, kind = [b"ID3", b"\xff\n\xfb", b"\0"], [(b"content-type", b"audio/mpeg")]
-    reply = DecodeReply(Pieces(kind, *speech[1:]), speech[0], 16, lambda: None)
+    reply = HandoffReply(Pieces(kind, *speech[1:]), speech[0], 16)
     assert [await reply.read() for _ in range(4)] == [*speech, b""]
 
 
 async def test_unknown_cached_tokens_are_not_corrected() -> None:
     """The decode pod's count passes."""
-    assert await read_all(DecodeReply(Pieces(JSON), body(48), None, lambda: None)) == body(48)
+    assert await read_all(HandoffReply(Pieces(JSON), body(48))) == body(48)
 
 
 async def test_closing_ends_both_requests() -> None:
     """The decode response and the prefill request."""
     pod, let_go = Pieces(JSON), []
-    DecodeReply(pod, b"", None, lambda: let_go.append(True)).close()
+    HandoffReply(pod, b"", None, lambda: let_go.append(True)).close()
     assert (pod.closed, let_go) == (1, [True])

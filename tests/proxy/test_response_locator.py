@@ -13,10 +13,10 @@ from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponse, StoredResponses
 from router.request.decisions import only
 from router.types import PodState
-from tests.policy.scenes import fleet_of, pod
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import fleet_of, pod
 
 pytestmark = pytest.mark.anyio
-DEADLINE_S = 5.0
 
 
 class Town:

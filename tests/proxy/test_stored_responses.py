@@ -13,7 +13,7 @@ from router.index.stored_responses import StoredResponse
 from router.request.context import RequestContext
 from router.request.response_reader import reader_of
 from router.types import Endpoint
-from tests.proxy.pods import Asked, Behaviour, Town, town
+from tests.kit.scripted_pods import Asked, Behaviour, Town, town
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 

@@ -25,8 +25,9 @@ from router.phases import PHASES
 from router.request.context import RequestContext
 from router.request.endings import ended_of
 from router.request.inbound import HeaderList, first_values
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scripted_pods import LONGER_S, Client, Town, town
 from tests.otlp_receiver import Collector, attributes, collecting
-from tests.proxy.pods import LONGER_S, PATIENCE_S, Client, Town, town
 from tests.proxy.test_kv_transfer import PARAMS, answer, resetting, saying
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -88,7 +89,7 @@ def context_at(pods: Town, name: str) -> str:
 
 async def test_one_trace_has_the_client_the_router_and_both_pods_of_a_split(collector: Collector) -> None:
     """The parent of what a pod does is the router's request to it."""
-    async with asyncio.timeout(PATIENCE_S), tracing_to(collector.url) as tracing, town(p=OFFERING, d=ANSWERING) as pods:
+    async with asyncio.timeout(DEADLINE_S), tracing_to(collector.url) as tracing, town(p=OFFERING, d=ANSWERING) as pods:
         client = await serve(pods, traced(pods, tracing, Split(pods.pod("p"), pods.pod("d"))))
         sent = {name: context_at(pods, name) for name in "pd"}
         assert pods.made["p"].asked[0].headers["tracestate"] == "a=1"
@@ -106,7 +107,7 @@ async def test_one_trace_has_the_client_the_router_and_both_pods_of_a_split(coll
 async def test_the_phases_are_consecutive_spans_of_the_request(collector: Collector) -> None:
     """With the seven names, at the time of day."""
     before_ns = time.time_ns()
-    async with asyncio.timeout(PATIENCE_S), tracing_to(collector.url) as tracing, town(a=ANSWERING) as pods:
+    async with asyncio.timeout(DEADLINE_S), tracing_to(collector.url) as tracing, town(a=ANSWERING) as pods:
         await pods.forwarder.forward(traced(pods, tracing, Direct(pods.pod("a"))), Client())
     request = next(span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER)
     phases = [span for span in collector.spans if span.kind == Span.SPAN_KIND_INTERNAL]
@@ -120,7 +121,7 @@ async def test_the_phases_are_consecutive_spans_of_the_request(collector: Collec
 
 
 async def test_attributes_follow_the_conventions_and_have_no_text_of_the_client(collector: Collector) -> None:
-    async with asyncio.timeout(PATIENCE_S), tracing_to(collector.url) as tracing, town(a=ANSWERING) as pods:
+    async with asyncio.timeout(DEADLINE_S), tracing_to(collector.url) as tracing, town(a=ANSWERING) as pods:
         await pods.forwarder.forward(traced(pods, tracing, Direct(pods.pod("a"))), Client())
         address = pods.pod("a").url.removeprefix("http://")
     server = next(span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER)
@@ -149,7 +150,7 @@ async def test_attributes_follow_the_conventions_and_have_no_text_of_the_client(
 async def test_a_retry_is_a_second_request_in_the_same_trace(collector: Collector) -> None:
     """The failed attempt says which pod failed, and how."""
     async with (
-        asyncio.timeout(PATIENCE_S),
+        asyncio.timeout(DEADLINE_S),
         tracing_to(collector.url) as tracing,
         town(bad=resetting, good=ANSWERING) as pods,
     ):
@@ -167,7 +168,7 @@ async def test_a_retry_is_a_second_request_in_the_same_trace(collector: Collecto
 
 
 async def test_a_failed_request_is_an_error_and_ends_its_spans(collector: Collector) -> None:
-    async with asyncio.timeout(PATIENCE_S), tracing_to(collector.url) as tracing, town(bad=resetting) as pods:
+    async with asyncio.timeout(DEADLINE_S), tracing_to(collector.url) as tracing, town(bad=resetting) as pods:
         with pytest.raises(UpstreamError):
             await pods.forwarder.forward(traced(pods, tracing, Direct(pods.pod("bad"))), Client())
     server = next(span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER)
@@ -178,7 +179,7 @@ async def test_a_failed_request_is_an_error_and_ends_its_spans(collector: Collec
 
 async def test_the_trace_id_is_in_the_log_and_the_receipt(collector: Collector) -> None:
     """Also of a request that is not recorded."""
-    async with asyncio.timeout(PATIENCE_S), tracing_to(collector.url) as tracing, town(a=ANSWERING) as pods:
+    async with asyncio.timeout(DEADLINE_S), tracing_to(collector.url) as tracing, town(a=ANSWERING) as pods:
         unsampled = [(b"traceparent", f"00-{TRACE}-{SPAN}-00".encode())]
         context = traced(pods, tracing, Direct(pods.pod("a")), headers=unsampled)
         await pods.forwarder.forward(context, Client())
@@ -193,7 +194,7 @@ async def test_a_dead_collector_costs_no_request(
     collector: Collector, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its queue is bounded, and the router stops in time."""
-    monkeypatch.setattr(spans, "CLOSE_S", CLOSE_S)
+    monkeypatch.setattr(spans, "CLOSE_S", CLOSE_S / 10)
     url = collector.url
     if kind == "absent":
         url = "http://127.0.0.1:9"
@@ -207,7 +208,7 @@ async def test_a_dead_collector_costs_no_request(
                 client = Client()
                 await pods.forwarder.forward(traced(pods, tracing, Direct(pods.pod("a"))), client)
                 assert client.status == 200
-            limit.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
+            limit.reschedule(asyncio.get_running_loop().time() + DEADLINE_S)
     assert not collector.spans
     assert len([line for line in lines if line["event"] == "traces cannot be exported"]) <= 1
 
@@ -230,7 +231,7 @@ async def test_the_resource_is_that_of_the_environment(collector: Collector, mon
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_SERVICE_NAME", "front door")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=router-0")
-    async with asyncio.timeout(PATIENCE_S), town(a=ANSWERING) as pods:
+    async with asyncio.timeout(DEADLINE_S), town(a=ANSWERING) as pods:
         tracing = Tracing(SpanExport(None), sample_share=1.0, max_per_s=10)
         await pods.forwarder.forward(traced(pods, tracing, Direct(pods.pod("a"))), Client())
         await tracing.sink.close()

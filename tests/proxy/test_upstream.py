@@ -20,16 +20,14 @@ from router.frontends.http.connection import READ_PAUSE_BYTES
 from router.frontends.http.headers import HeaderRules, request_message
 from router.frontends.http.upstream import IDLE_EXPIRY_S, Reply, UpstreamPool, UpstreamSender
 from router.request.inbound import Head
-from tests.closed_port import closed_port
-from tests.policy.scenes import make_pod
+from tests.kit.closed_port import closed_port
+from tests.kit.deadlines import DEADLINE_S, GENEROUS
+from tests.kit.scenes import make_pod
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 POD = make_pod(url="http://pod-a")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-GENEROUS = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=5)
-PATIENCE_S = 5.0
-"""Timeout of a test; only a failing test reaches it."""
 
 
 class Call:
@@ -88,7 +86,7 @@ class ScriptedPod:
 
     async def wait_for_ends(self, number: int = 1) -> None:
         """Wait until this number of scripts has ended."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             for _ in range(number):
                 await self.ended.acquire()
 
@@ -273,7 +271,7 @@ async def test_a_slow_client_slows_the_pod() -> None:
     async with serving(script) as (_, pool):
         reply = await pool.exchange(message(pool))
         connection = reply._connection
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not connection._paused:
                 await asyncio.sleep(0)
         assert connection._buffered_bytes <= 2 * READ_PAUSE_BYTES
@@ -475,7 +473,7 @@ async def test_headers_over_the_limit_end_the_connection() -> None:
         await call.answer(b"HTTP/1.1 200 OK\r\n" + b"x: %b\r\n" % (b"y" * 1000) * (READ_PAUSE_BYTES // 1000 + 1))
         await call.hung_up()
 
-    async with serving(script) as (pod, pool), asyncio.timeout(PATIENCE_S):
+    async with serving(script) as (pod, pool), asyncio.timeout(DEADLINE_S):
         with pytest.raises(UpstreamBroken, match="pod a: headers are larger than the limit"):
             await pool.exchange(message(pool))
         await pod.wait_for_ends()
@@ -487,7 +485,7 @@ async def test_interim_responses_without_an_end_are_an_error_of_the_pod() -> Non
         await call.answer(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" * 40 + b"HTTP/1.1 204 No Content\r\n\r\n")
         await call.hung_up()
 
-    async with serving(script) as (pod, pool), asyncio.timeout(PATIENCE_S):
+    async with serving(script) as (pod, pool), asyncio.timeout(DEADLINE_S):
         with pytest.raises(UpstreamBroken, match="interim responses are more than the limit"):
             await pool.exchange(message(pool))
         await pod.wait_for_ends()
@@ -551,7 +549,7 @@ async def test_a_reset_does_not_complete_a_response() -> None:
 
 async def test_no_headers_in_time_is_a_timeout_and_closes() -> None:
     """At once."""
-    brief = Limits(connect_timeout_s=5, first_byte_timeout_s=0.02, idle_timeout_s=5)
+    brief = Limits(connect_timeout_s=DEADLINE_S, first_byte_timeout_s=0.02, idle_timeout_s=DEADLINE_S)
     async with serving(silent, timeouts=brief) as (pod, pool):
         with pytest.raises(UpstreamTimeout, match="did not respond within"):
             await pool.exchange(message(pool))
@@ -566,7 +564,7 @@ async def test_silence_inside_a_response_is_a_timeout() -> None:
         await call.answer(CHUNKED)
         await call.hung_up()
 
-    brief = Limits(connect_timeout_s=5, first_byte_timeout_s=5, idle_timeout_s=0.02)
+    brief = Limits(connect_timeout_s=DEADLINE_S, first_byte_timeout_s=DEADLINE_S, idle_timeout_s=0.02)
     async with serving(script, timeouts=brief) as (pod, pool):
         reply = await pool.exchange(message(pool))
         assert await reply.read() == b"hello"
@@ -583,7 +581,7 @@ async def test_a_cancelled_exchange_closes_its_connection_at_once() -> None:
     """While the pod prefills, so that it stops."""
     async with serving(silent, timeouts=GENEROUS) as (pod, pool):
         asking = asyncio.ensure_future(pool.exchange(message(pool)))
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             while not pod.connections:
                 await asyncio.sleep(0)
         asking.cancel()
@@ -669,7 +667,7 @@ async def test_requests_have_the_pods_credentials_instead_of_the_clients(tmp_pat
         sender = UpstreamSender(lambda _: pool, HeaderRules(forward=["authorization"]))
         reply = await sender.send(head, POD, b"{}")
         reply.close()
-        await pool.fetch("/health", PATIENCE_S)
+        await pool.fetch("/health", DEADLINE_S)
         pool.close()
     expected = b"authorization: Bearer k" if key else b"authorization: Bearer client"
     assert [head.count(b"authorization: ") for head in seen] == [1, 1 if key else 0]

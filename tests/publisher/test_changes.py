@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from router.publisher.changes import PendingChanges, TierExpiry, split_held
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, KvEvent, Tier
-from tests.examples import examples
 
 GPU, CPU = Tier.GPU, Tier.CPU
 ALL = 1000
@@ -81,7 +80,6 @@ def test_nothing_is_pending_after_clear() -> None:
 flips = st.tuples(st.sampled_from([GPU, CPU]), st.booleans(), st.sets(st.integers(1, 12), min_size=1))
 
 
-@examples(150)
 @given(st.sets(st.tuples(st.sampled_from([GPU, CPU]), st.integers(1, 12))), st.lists(flips | st.integers(0, 6)))
 def test_taken_changes_add_up_to_all_changes(
     before: Held, happening: list[tuple[Tier, bool, set[BlockHash]] | int]
@@ -103,7 +101,6 @@ def test_taken_changes_add_up_to_all_changes(
     assert copy == actual
 
 
-@examples(60)
 @given(st.dictionaries(st.sampled_from(Tier), st.lists(st.integers(1, 50), unique=True)), st.integers(1, 7))
 def test_split_held_returns_all_blocks_in_bounded_pieces(held: dict[Tier, list[BlockHash]], most: int) -> None:
     """As few pieces as possible."""
@@ -205,7 +202,6 @@ steps = st.tuples(
 )
 
 
-@examples(100)
 @given(st.lists(steps, max_size=40))
 def test_exactly_the_copies_without_recent_events_expire(
     happening: list[tuple[int, str, int, Tier]],

@@ -16,7 +16,6 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.lmcache import SERVER_TIMEOUT_S, Coordinator, UnknownServer
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
-from tests.examples import examples
 
 RECORDED = [
     json.loads(line)
@@ -166,7 +165,6 @@ def test_a_new_incarnation_is_complete_with_empty_memory() -> None:
 _STORED = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6), st.booleans(), st.integers(1, 4)), max_size=20)
 
 
-@examples(60)
 @given(_STORED)
 def test_a_server_holds_what_its_last_incarnation_reported(
     batches: list[tuple[int, int, bool, int]],

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from router.publisher.lmcache_chunks import ChunkTable, Entry, Key
 from router.types import BlocksRemoved, BlocksStored, KvEvent, Tier
-from tests.examples import examples
 
 ROOT = blake3(bytes(12)).digest()
 """What LMCache's first chunk of a prompt continues: `TokenHasher.none_hash`."""
@@ -133,7 +132,6 @@ def test_a_deleted_chunk_is_not_a_parent() -> None:
 _STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 1)), max_size=30)
 
 
-@examples(100)
 @given(_STEPS)
 def test_the_events_add_up_to_the_complete_chunks(
     steps: list[tuple[bool, int, int]],

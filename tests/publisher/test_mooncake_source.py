@@ -13,7 +13,6 @@ from router.errors import ConnectFailed
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.mooncake_source import Listing, MooncakeSource, ObjectName, parse_name
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
-from tests.examples import examples
 
 POOL = "tiny"
 
@@ -165,7 +164,6 @@ def test_a_store_block_resolves_to_the_block_that_a_pod_announced() -> None:
 _OBJECTS = st.lists(st.sets(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=12), max_size=6)
 
 
-@examples(100)
 @given(_OBJECTS)
 def test_the_differences_add_up_to_the_last_listing(polls: list[set[tuple[int, int]]]) -> None:
     """For any sequence of listings with known parts."""

@@ -12,7 +12,6 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.standard_events import MalformedEvent, StandardEvent, parse_standard_event
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, Tier
-from tests.examples import examples
 
 ENVELOPE: dict[str, Any] = {
     "event_id": 42,
@@ -148,7 +147,6 @@ _JSON = st.recursive(
 )
 
 
-@examples(150)
 @given(st.dictionaries(st.sampled_from([*STORED, "other"]), _JSON, max_size=4), st.sets(st.sampled_from([*STORED])))
 def test_any_json_is_an_event_or_raises_malformed_event(changed: dict[str, Any], missing: set[str]) -> None:
     fields = {name: value for name, value in (STORED | changed).items() if name not in missing}
@@ -160,7 +158,6 @@ def test_any_json_is_an_event_or_raises_malformed_event(changed: dict[str, Any],
     assert 0 <= event.event_id < 2**64
 
 
-@examples(50)
 @given(_JSON)
 def test_json_that_is_no_object_is_malformed(anything: Any) -> None:
     """Lists, numbers, text, and an object without the fields."""

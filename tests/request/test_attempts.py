@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from router.decision import Direct, Split
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.hashing import hash_array, token_array
 from router.policy.prefill_clock import SAME_STEP_S, PrefillObservation
-from router.types import Generation, Pod, PodState, PromptPrefix
-from tests.policy.scenes import POLICIES
-from tests.request.memory_front import MemoryExchange
-from tests.request.scripts import LAST, TOKEN, WHOLE, Script, ScriptedPods, failing, responding, serving
+from router.types import Generation, Pod, PodState, PromptPicture, PromptPrefix
+from tests.kit.memory_front import MemoryExchange
+from tests.kit.scenes import POLICIES
+from tests.kit.scripts import LAST, TOKEN, WHOLE, Script, ScriptedPods, failing, responding, serving
 
 BUSY, ERROR, REFUSED = (responding(status, b'{"error": {}}') for status in (503, 500, 413))
 BROKEN, SILENT, DOWN = failing(UpstreamBroken), failing(UpstreamTimeout), failing(ConnectFailed)
@@ -189,6 +190,45 @@ def test_two_pods_at_most_fail_a_request_that_they_received(script: Script, atte
     assert pods.serve(context).asked == ["a", "b"]
 
 
+# --- what a pod lacks ---
+
+LACKING = responding(501, b"not yet")
+
+
+def test_what_a_pod_lacks_is_asked_of_the_next_one() -> None:
+    """Its answer is neither a failure nor a vote against it, and takes nothing from the budget of retries."""
+    pods = ScriptedPods(a=LACKING, b=serving)
+    for owner in range(40):
+        context = pods.context(*pods.plans())
+        context.owner = f"client {owner}"
+        served = pods.serve(context)
+        assert (served.status, served.received, served.asked) == (200, WHOLE, ["a", "b"])
+    assert pods.held_against("ab") == [(0, 0), (0, 0)]
+    assert pods.counted("warmroute_pod_requests_total", pod="a", result="not_served") == 40
+    assert (states(pods), pods.is_idle()) == ([PodState.READY] * 2, True)
+
+
+def test_pods_of_another_kind_are_asked_first() -> None:
+    """One of the same engine, version and front end would say the same; one that is known to lack it is not asked."""
+    pods = ScriptedPods(retries=1, a=LACKING, b=LACKING, c=LACKING, d=serving)
+    pods.fleet.learn("d", front_end="rust")
+    assert pods.chat().asked == ["a", "d"]
+    pods.fleet.learn("d", front_end="")
+    pods.fleet.learn("b", lacks=frozenset({"/v1/chat/completions"}))
+    assert pods.chat().asked == ["a", "c"]
+
+
+def test_the_answer_of_the_last_pod_that_lacks_it_passes_unchanged() -> None:
+    """Nor is that one blamed."""
+    pods = ScriptedPods(a=LACKING, b=LACKING)
+    for owner in range(40):
+        context = pods.context(*pods.plans())
+        context.owner = f"client {owner}"
+        served = pods.serve(context)
+        assert (served.status, served.received, served.asked) == (501, b"not yet", ["a", "b"])
+    assert (pods.held_against("ab"), states(pods)) == ([(0, 0)] * 2, [PodState.READY] * 2)
+
+
 # --- ejections ---
 
 
@@ -272,7 +312,7 @@ BODIES = {
 def test_the_body_of_a_refusal_ejects_no_pod(body: bytes, stream: bool) -> None:
     """Engines repeat parts of the request in it, so a client can choose its text. Only the status counts."""
     pods = ScriptedPods(a=serving, b=serving)
-    for status in (400, 404, 413, 422, 429, 499, 501, 505):
+    for status in (400, 413, 422, 429, 499, 505):
         pods.scripts["a"] = responding(status, body, is_stream=stream)
         for client in range(3):
             served = ask(pods, client, stream=stream)
@@ -475,6 +515,30 @@ def test_route_headers_name_pods_policy_and_cached_tokens() -> None:
         names = (b"x-request-id", b"x-warmroute-pod", b"x-warmroute-policy", b"x-warmroute-cached-tokens")
         assert [headers[name] for name in names] == [b"req-1", b"a", b"scripted", b"7"]
         assert headers.get(b"x-warmroute-prefill-pod") == prefill_pod
+
+
+SHORT = PromptPrefix(Generation(model="m"), token_array(range(32)), hash_array([1, 2]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("script", [REFUSED, ERROR, BUSY, BROKEN, DOWN])
+def test_a_prompt_that_was_not_computed_is_not_cached(script: Script, stream: bool) -> None:
+    """What an earlier request left there still is."""
+    pods = ScriptedPods(a=serving)
+    for pods.scripts["a"], prompt in ((serving, SHORT), (script, PROMPT)):
+        pods.chat(prompt=prompt, stream=stream)
+        match = pods.store.match(PROMPT, pods.now_s)
+        assert {pod: match.held_blocks(pod) for pod in match.blocks} == {"a": 2}
+
+
+def test_a_pod_has_seen_the_pictures_of_the_prompts_that_it_computed() -> None:
+    """Not of those that it refused."""
+    picture = PromptPicture(1, 40, 8)
+    pods = ScriptedPods(a=serving, b=REFUSED)
+    for plan in pods.plans():
+        pods.serve(pods.context(plan, prompt=structs.replace(PROMPT, pictures=(picture,))))
+    (found,) = pods.pictures.seen([picture], pods.fleet.snapshot)
+    assert found.pods == ("a",)
 
 
 def test_a_pod_without_events_keeps_the_predicted_blocks_that_fit_its_capacity() -> None:

@@ -12,8 +12,7 @@ from router.admission.quotas import Hold, Quota
 from router.admission.tenant import Tenant
 from router.errors import UpstreamTimeout
 from router.types import PRIOR_OUTPUT_TOKENS, Links, PodSpeed
-from tests.request.memory_front import MemoryExchange
-from tests.request.test_memory_front import CHAT, TOKEN, Rig
+from tests.kit.memory_front import CHAT, TOKEN, MemoryExchange, MemoryRouter
 
 LIMIT = 1_000_000
 LIMITS = (
@@ -31,7 +30,7 @@ START = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":50,"ou
 TEXT = b'event: content_block_delta\ndata: {"delta":{"type":"text_delta","text":"a"}}\n\n'
 
 
-class Billed(Rig):
+class Billed(MemoryRouter):
     """A core in memory whose tenant has quotas, and pods that decode a step in `STEP_MS`."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.decision import Candidate, Cost, Direct, Plan, Pull, Split
@@ -11,7 +11,7 @@ from router.fleet.ledger import Ledger
 from router.policy.prefill_clock import SAME_STEP_S, PrefillClock
 from router.request.booking import Booking
 from router.types import ScenePicture
-from tests.policy.scenes import SPEED, pod
+from tests.kit.scenes import SPEED, pod
 
 NOW_S = 100.0
 
@@ -79,7 +79,6 @@ def test_the_booked_prefill_is_available_in_milliseconds(plan: Plan) -> None:
     assert booked(Ledger(), plan).prefill_ms == PLANS[0].pod.speed.compute_ms(64, 100)
 
 
-@settings(max_examples=60)
 @given(
     plans=st.lists(st.sampled_from(PLANS), min_size=1, max_size=4),
     steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["handed_over", "first_token"])), max_size=8),

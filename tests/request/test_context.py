@@ -17,8 +17,8 @@ from router.request.context import RequestContext, ttft_of_one_pod
 from router.request.endings import ended_of
 from router.request.inbound import Head, HeaderList
 from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, PromptPrefix
-from tests.policy.scenes import pod
-from tests.request.cores import CoreOfPods, pods_at
+from tests.kit.cores import CoreOfPods, pods_at
+from tests.kit.scenes import pod
 
 USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 48}}}'
 

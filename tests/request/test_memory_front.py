@@ -9,49 +9,15 @@ import pytest
 
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quota
-from router.admission.tenant import OPEN_TENANT, Slo, Tenant
+from router.admission.tenant import Slo, Tenant
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
-from router.hashing import hash_array, token_array
-from router.request.fleet_state import Clock
-from router.request.reading import RequestReader
-from router.types import Generation, InferenceRequest, PrefixTrust, PromptPrefix
-from tests.request.cores import CoreOfPods, pods_at
-from tests.request.memory_front import MemoryExchange, MemoryFront
-
-CHAT = "/v1/chat/completions"
-TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
-USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":50,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
-PROMPT = PromptPrefix(Generation(model="m"), token_array(range(50)), hash_array([1, 2, 3]))
-
-
-class Rig:
-    """Three pods, a front in memory, and a clock that a test moves."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.now_s = 100.0
-        clock = Clock(lambda: self.now_s, lambda: 1e9 + self.now_s)
-        self.known = CoreOfPods(pods_at({name: f"http://{name}" for name in "abc"}), clock=clock, **settings)
-        reader = RequestReader(self.known.fleet, self.known.config.edge, 100, frozenset())
-        self.read: list[InferenceRequest] = []
-        self.front = MemoryFront(self.known.core, reader, self._tokens)
-
-    def _tokens(self, request: InferenceRequest) -> PromptPrefix:
-        self.read.append(request)
-        return PROMPT
-
-    def chat(self, tenant: Tenant | None = None, **fields: Any) -> MemoryExchange:
-        """Receive a streamed chat."""
-        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
-        return self.front.receive(CHAT, json.dumps(body).encode(), tenant=tenant or OPEN_TENANT)
-
-    def ended(self) -> list[tuple[str, int]]:
-        """(result, tries) of the requests that ended."""
-        return [(one.result, one.tries) for one in self.known.ended]
+from router.types import PrefixTrust
+from tests.kit.memory_front import CHAT, TOKEN, USAGE, MemoryRouter
 
 
 def test_a_stream_passes_byte_for_byte() -> None:
     """And is booked on its pod until it ends."""
-    rig = Rig()
+    rig = MemoryRouter()
     served = rig.chat(stream_options={"include_usage": True})
     assert set(rig.known.ledger.inflight()) == {served.asked[0]}
     served.head()
@@ -65,7 +31,7 @@ def test_a_stream_passes_byte_for_byte() -> None:
 
 def test_the_next_request_with_the_prompt_goes_to_the_same_pod() -> None:
     """Its prefix is predicted there."""
-    rig = Rig()
+    rig = MemoryRouter()
     for pod in "abc":
         rig.known.fleet.trust(pod, PrefixTrust.TRUSTED, "tested")
     first = rig.chat()
@@ -83,7 +49,7 @@ def test_the_next_request_with_the_prompt_goes_to_the_same_pod() -> None:
 @pytest.mark.parametrize("error", [ConnectFailed, UpstreamBroken, UpstreamTimeout])
 def test_a_pod_that_fails_before_the_first_piece_is_replaced(error: Any) -> None:
     """The client notices nothing."""
-    rig = Rig()
+    rig = MemoryRouter()
     served = rig.chat()
     served.fail(error("gone", pod=served.asked[0]))
     assert len(set(served.asked)) == 2
@@ -96,7 +62,7 @@ def test_a_pod_that_fails_before_the_first_piece_is_replaced(error: Any) -> None
 
 @pytest.mark.parametrize("events", range(4))
 def test_a_client_that_leaves_at_any_time_leaves_nothing(events: int) -> None:
-    rig = Rig()
+    rig = MemoryRouter()
     served = rig.chat()
     if events > 0:
         served.head()
@@ -108,14 +74,14 @@ def test_a_client_that_leaves_at_any_time_leaves_nothing(events: int) -> None:
 
 def test_a_body_that_cannot_be_read_is_refused() -> None:
     """In the API's own shape; no prompt is read."""
-    rig = Rig()
+    rig = MemoryRouter()
     served = rig.front.receive(CHAT, b'{"model": "unknown", "messages": [{}]}')
     assert (served.status, json.loads(served.received)["error"]["code"]) == (404, "model_not_found")
     assert (rig.read, rig.ended()) == ([], [("model_not_found", 0)])
 
 
 def test_a_tenants_quota_refuses_before_the_prompt_is_read() -> None:
-    rig, tenant = Rig(), Tenant(name="t", quotas=(Quota(requests_per_minute=1),))
+    rig, tenant = MemoryRouter(), Tenant(name="t", quotas=(Quota(requests_per_minute=1),))
     rig.chat(tenant).leave()
     assert rig.chat(tenant).status == 429
     assert (len(rig.read), rig.known.is_idle()) == (1, True)
@@ -123,7 +89,7 @@ def test_a_tenants_quota_refuses_before_the_prompt_is_read() -> None:
 
 def test_requests_wait_for_a_place_and_go_in_turn() -> None:
     """With the queue on, in front of pods that are busy."""
-    rig = Rig(admission=AdmissionConfig(max_wait_ms=60_000.0), slo=Slo(ttft_ms=60_000.0, tpot_ms=100.0))
+    rig = MemoryRouter(admission=AdmissionConfig(max_wait_ms=60_000.0), slo=Slo(ttft_ms=60_000.0, tpot_ms=100.0))
     served = [rig.chat(messages=[{"role": "user", "content": str(number)}]) for number in range(40)]
     assert any(not one.asked and not one.is_over for one in served)
     for _ in range(2000):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.engines.steering import CONTAINERS, STEERING_FIELDS
@@ -131,7 +131,6 @@ NAMES = ["model", "messages", "prompt", "stream", "stop", "tools", "max_tokens",
 objects = st.dictionaries(st.sampled_from(NAMES), json_values).map(lambda fields: json.dumps(fields).encode())
 
 
-@settings(max_examples=150)
 @given(endpoint=endpoints, body=st.binary(max_size=60) | objects)
 def test_any_bytes_are_parsed_or_malformed(endpoint: Endpoint, body: bytes) -> None:
     """No other exception."""

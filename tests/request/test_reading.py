@@ -18,7 +18,7 @@ from router.fleet.fleet import Fleet
 from router.request.inbound import first_values
 from router.request.reading import RequestReader
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, Pod
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 POD = make_pod("a", models=("m",), adapters=("lora",))
 OTHER_POD = make_pod("b", models=("n",))

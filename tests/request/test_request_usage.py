@@ -13,7 +13,7 @@ from router.request.endings import usage_of
 from router.request.inbound import Head
 from router.request.response_reader import TokenCountingReader
 from router.types import Endpoint, InferenceRequest
-from tests.policy.scenes import POLICIES, pod, ready, scene
+from tests.kit.scenes import POLICIES, pod, ready, scene
 
 REPORT = (
     b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":5,'

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
@@ -63,7 +63,6 @@ def test_an_empty_usage_does_not_replace_an_earlier_one() -> None:
         assert read(*pieces)[0].prompt_tokens == 2016
 
 
-@settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=30).map(sorted))
 def test_any_pieces_give_the_same_result(cuts: list[int]) -> None:
     """Down to single bytes; the first token is reported once."""
@@ -146,7 +145,6 @@ def test_memory_does_not_grow_with_the_response() -> None:
 SIGNS = [b'"usage": {', b'"usage"', b'"cached_tokens": ', b'"prompt_tokens":', b"9" * 5000, b"12", b'"content":"', b"}"]
 
 
-@settings(max_examples=80)
 @given(pieces=st.lists(st.sampled_from(SIGNS) | st.binary(max_size=20), max_size=20))
 def test_any_bytes_are_read_without_an_error(pieces: list[bytes]) -> None:
     """Long numbers, truncated keys, bytes that are not text."""

@@ -11,20 +11,20 @@ from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import OPEN_TENANT, Slo, Tenant
 from router.cost_model import PodSpeed
 from router.types import Links
-from tests.request.test_memory_front import CHAT, TOKEN, USAGE, Rig
+from tests.kit.memory_front import CHAT, TOKEN, USAGE, MemoryRouter
 
 MODEL, STRICT = Slo(ttft_ms=1000.0), Tenant(name="strict", slo=Slo(ttft_ms=400.0))
 NAME = "warmroute_slo_requests_total"
 
 
-def counted(rig: Rig) -> dict[str, float]:
+def counted(rig: MemoryRouter) -> dict[str, float]:
     """Requests by whether they met their SLO."""
     labels = {"model": "m", "policy": "cost_aware"}
     found = {met: rig.known.metrics.registry.get_sample_value(NAME, labels | {"met": met}) for met in ("true", "false")}
     return {met: value for met, value in found.items() if value}
 
 
-def answer(rig: Rig, after_s: float, tenant: Tenant | None = None, **head: Any) -> None:
+def answer(rig: MemoryRouter, after_s: float, tenant: Tenant | None = None, **head: Any) -> None:
     """Serve a chat whose first token comes after this time."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     served = rig.front.receive(CHAT, json.dumps(body).encode(), tenant or OPEN_TENANT, **head)
@@ -49,14 +49,14 @@ def test_a_first_token_is_measured_by_the_slo_of_the_model_or_of_the_tenant(
     tenant: Tenant | None, after_s: float, met: str
 ) -> None:
     """A tenant without one has that of the model."""
-    rig = Rig(slo=MODEL)
+    rig = MemoryRouter(slo=MODEL)
     answer(rig, after_s, tenant)
     assert counted(rig) == {met: 1.0}
 
 
 def test_without_an_slo_nothing_is_counted_unless_the_tenant_has_one() -> None:
     """So the alert cannot fire."""
-    rig = Rig()
+    rig = MemoryRouter()
     answer(rig, 99.0)
     assert counted(rig) == {}
     answer(rig, 99.0, STRICT)
@@ -65,7 +65,7 @@ def test_without_an_slo_nothing_is_counted_unless_the_tenant_has_one() -> None:
 
 def test_a_long_prompt_may_take_idle_prefills() -> None:
     """50 tokens at 20 ms are a second of prefill."""
-    rig = Rig(slo=Slo(ttft_ms=1000.0, idle_prefills=3.0))
+    rig = MemoryRouter(slo=Slo(ttft_ms=1000.0, idle_prefills=3.0))
     rig.known.fleet.calibrate(dict.fromkeys("abc", PodSpeed(0.0, 20.0, 0.0)), Links())
     for after_s in (2.9, 3.1):
         answer(rig, after_s)
@@ -75,7 +75,7 @@ def test_a_long_prompt_may_take_idle_prefills() -> None:
 def test_a_queue_counts_by_the_slo_that_it_refuses_by() -> None:
     """That of the model, else its own default of two seconds; not where the client chose a deadline."""
     for slo, met in ((MODEL, {"false": 1.0}), (None, {"true": 1.0})):
-        rig = Rig(admission=AdmissionConfig(), slo=slo)
+        rig = MemoryRouter(admission=AdmissionConfig(), slo=slo)
         answer(rig, 1.5)
         answer(rig, 1.5, headers=[(b"x-request-deadline-ms", b"9000")])
         assert counted(rig) == met

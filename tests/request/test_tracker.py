@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -20,7 +20,7 @@ from router.request.inbound import HeaderList
 from router.request.response_reader import reader_of
 from router.request.tracker import MAX_HELD_BYTES, UNARY_PREFILL_SLACK, UNCOUNTED_BYTES, Tracker
 from router.types import AttentionKind, BlocksStored, Endpoint, Generation, LayerType, PromptPrefix
-from tests.request.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
+from tests.kit.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":50,"prompt_tokens_details":{"cached_tokens":3}}}\n\n'
@@ -129,7 +129,6 @@ def core_of(**settings: Any) -> CoreOfPods:
 EVENTS = ["head", "piece", "handed_over", "assumed", "failed", "left", "end"]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     requests=st.lists(
         st.tuples(st.lists(st.sampled_from(sorted(PLANS)), min_size=1, max_size=4, unique=True), st.booleans()),

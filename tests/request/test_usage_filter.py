@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from router.admission.tenant import OPEN_TENANT
 from router.request.usage_filter import MAX_EVENT_BYTES, MAX_HELD_BYTES, MAX_READ, UsageFilter
 from router.types import Endpoint, InferenceRequest, UsageShown
-from tests.request.memory_front import MemoryExchange
-from tests.request.scripts import LAST, ScriptedPods, responding
+from tests.kit.memory_front import MemoryExchange
+from tests.kit.scripts import LAST, ScriptedPods, responding
 from tests.request.test_reading import CHAT, make_reader
 
 RECORDED: dict[str, str] = json.loads((Path(__file__).parent / "recorded_usage.json").read_text())

@@ -24,8 +24,7 @@ from router.stores.prefix_store import ReplicaStore
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys, scope_of
 from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, PromptPrefix
-from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
@@ -221,7 +220,7 @@ steps = st.one_of(
 
 
 @given(st.lists(steps, max_size=14))
-@settings(examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 async def test_any_history_converges_to_the_naive_model(
     server: RedisProcess, history: list[tuple[str, *tuple[object, ...]]]
 ) -> None:

@@ -14,7 +14,7 @@ from router.feeds.shared_rows import SharedQuotas, SharedResponses, SharedWork
 from router.policy.calibration import Calibration
 from router.stores.redis_connection import RedisConnection
 from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, binaries
+from tests.redis_servers.server import RedisServer, server_kinds
 from tests.stores.test_rows_in_redis import (
     H100,
     KEY,
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 MIB = 1 << 20
 
 
-@pytest.fixture(params=sorted(binaries()))
+@pytest.fixture(params=server_kinds())
 async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
     """A connection to each installed server."""
     async with RedisServer(str(request.param)) as server:

@@ -30,9 +30,9 @@ from router.stores.redis_schema import Keys, decode_row, scope_of, unpack_blocks
 from router.types import Generation, KvEvent, LayerType, Pod, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
-from tests.policy.scenes import fleet_of, make_pod
+from tests.kit.layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, served, window
+from tests.kit.scenes import fleet_of, make_pod
 from tests.redis_process import RedisProcess, address_of, redis_process
-from tests.sim.test_layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, served, window
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 

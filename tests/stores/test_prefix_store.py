@@ -28,7 +28,7 @@ from router.types import (
     PromptPrefix,
     Tier,
 )
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 GENERATION = Generation(model="m", revision="1", tokenizer="t", kv_dtype="auto", block_size_tokens=2)
 TOKENS = (1, 2, 3, 4, 5, 6)

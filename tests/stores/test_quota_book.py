@@ -15,7 +15,7 @@ from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE_SHARES, NOW
 from tests.admission.share_book import ShareBook
 from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, binaries
+from tests.redis_servers.server import RedisServer, server_kinds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -23,7 +23,7 @@ KEYS = Keys("quotas")
 NOW_MS = 10_000_000
 
 
-@pytest.fixture(params=sorted(binaries()))
+@pytest.fixture(params=server_kinds())
 async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
     """A connection to each installed server."""
     async with RedisServer(str(request.param)) as server:

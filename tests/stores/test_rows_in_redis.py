@@ -18,9 +18,9 @@ from router.policy.prefill_clock import PrefillObservation
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import InFlight, PodSpeed
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, binaries, until
+from tests.redis_servers.server import RedisServer, server_kinds, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -34,7 +34,7 @@ POD = make_pod()
 WORK = {"a": InFlight(2, 1, 300, 41.5, 900), "b": InFlight(1, 0, 0, 0.0, 10)}
 
 
-@pytest.fixture(params=sorted(binaries()))
+@pytest.fixture(params=server_kinds())
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[RedisServer]:
     """Each installed server."""
     async with RedisServer(str(request.param)) as running:

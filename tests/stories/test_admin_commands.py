@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router.cli import main
-from tests.cli.conftest import Ended
+from tests.kit.command_line import Ended
 from tests.stories.conftest import Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -56,6 +56,18 @@ async def test_pods_are_drained_and_undrained_by_id_or_url(deploy: Deploy, typed
         assert "draining" in one.out and second.pod.id not in one.out
         undrained = await typed_at(deployment, "pods", "undrain", first.pod.url)
         assert undrained.code == 0 and "draining" not in undrained.out
+
+
+async def test_the_list_names_other_front_ends(deploy: Deploy, typed_at: TypedAt) -> None:
+    """vLLM's in Rust; the one in Python is the usual one."""
+    async with deploy(engines=[{}, {"front_end": "rust"}]) as deployment:
+        rows = json.loads((await typed_at(deployment, "pods", "--json")).out)
+        shown = {row["id"]: row["front_end"] for row in rows}
+        assert sorted(shown.values()) == ["", "rust"]
+        rust = next(pod for pod, front_end in shown.items() if front_end)
+        assert [line for line in (await typed_at(deployment, "pods")).out.splitlines() if "front end" in line] == [
+            f"{rust}: front end: rust"
+        ]
 
 
 async def test_pods_are_drained_by_label_with_a_reason(

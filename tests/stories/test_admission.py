@@ -33,13 +33,6 @@ def counted(deployment: Deployment, name: str) -> float:
     return found[name]
 
 
-async def test_while_pods_are_open_requests_go_at_once(deploy: Deploy) -> None:
-    """With the default values."""
-    async with deploy(2, admission=AdmissionConfig()) as deployment:
-        assert (await deployment.chat(chat(1))).status_code == 200
-        assert [counted(deployment, name) for name in ("queued", "waited", "refused")] == [0, 0, 0]
-
-
 async def test_a_request_waits_in_the_router_until_its_pod_is_open(deploy: Deploy, pods_open: asyncio.Event) -> None:
     """It is answered, and the time to first token that is compared with the prediction is that of the pod."""
     async with deploy(1, **PATIENT) as deployment:
@@ -91,28 +84,6 @@ async def test_a_request_that_would_be_late_is_refused_with_the_time_to_come_bac
             "/v1/chat/completions", json=body, headers={"x-request-deadline-ms": "soon"}
         )
         assert (wrong.status_code, wrong.json()["error"]["type"]) == (400, "invalid_request_error")
-
-
-async def test_slow_answers_make_pods_rest_longer_between_prompts(deploy: Deploy) -> None:
-    """A pod that takes more than the SLO for each token; not if the client chose a deadline."""
-    async with deploy(1, admission=AdmissionConfig(), model={"slo": Slo(ttft_ms=2000.0, tpot_ms=0.001)}) as deployment:
-        whole = {"model": "demo", "messages": chat(1, 4), "max_tokens": 4}
-        stream = {**whole, "stream": True}
-        usage = {**stream, "stream_options": {"include_usage": True}}
-        deadline = {"x-request-deadline-ms": "50000"}
-
-        async def learnt(body: dict[str, object], headers: dict[str, str]) -> dict[str, float]:
-            assert (await deployment.client.post("/v1/chat/completions", json=body, headers=headers)).is_success
-            await deployment.until(lambda: deployment.program.metrics.in_flight.value == 0)
-            families = (
-                deployment.program.metrics[of_requests.QUEUE_ERROR],
-                deployment.program.metrics[of_requests.QUEUE_REST_S],
-            )
-            return {one.name: one.value for family in families for one in next(iter(family.collect())).samples}
-
-        assert await learnt(usage, deadline) == await learnt(whole, {}) == {}
-        error, rest_s = "warmroute_queue_error_ratio", "warmroute_queue_rest_seconds"
-        assert (await learnt(stream, {})) == pytest.approx({error: 0.04975, rest_s: 0.2147})
 
 
 def refusal_of(answer: httpx.Response) -> tuple[int, str, int]:

@@ -27,18 +27,17 @@ from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
 from router.wiring.publisher_process import PublisherProcess
 from router.wiring.router import build_router
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
-from tests.redis_servers.server import binaries
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Chat, Deployment, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Chat, Deployment, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 
-@pytest.fixture(params=sorted(binaries()))
-def redis(request: pytest.FixtureRequest) -> Iterator[RedisProcess]:
-    """Each installed server."""
-    with redis_process(request.param) as server:
+@pytest.fixture
+def redis() -> Iterator[RedisProcess]:
+    with redis_process() as server:
         yield server
 
 

@@ -19,8 +19,9 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.engines.prometheus import METRICS
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Deploy, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -47,14 +48,13 @@ def first_pod_reports(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return prefix
 
 
-@pytest.mark.parametrize("page", [WAITING, UNQUOTED, ENORMOUS], ids=["1e308", "unquoted", "enormous"])
-@pytest.mark.parametrize("pods", [1, 2])
-async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[bytes], page: bytes, pods: int) -> None:
-    """By a good pod, or by the only one."""
-    async with deploy(pods=pods, engine=WHOLE_PAGES) as deployment:
-        first_pod_reports.append(page)  # once all pods are trusted: an ejected one would not become so
-        for number in range(6):
-            assert (await deployment.chat(opening(f"evil {number}"))).status_code == 200
+async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
+    """By the only pod, whatever it reports."""
+    async with deploy(pods=1, engine=WHOLE_PAGES) as deployment:
+        for page in (WAITING, UNQUOTED, ENORMOUS):
+            first_pod_reports[:] = [page]  # once the pod is trusted: an ejected one would not become so
+            for number in range(3):
+                assert (await deployment.chat(opening(f"evil {number}"))).status_code == 200
 
 
 async def test_a_pod_with_enormous_metrics_is_ejected_by_name(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
@@ -62,6 +62,7 @@ async def test_a_pod_with_enormous_metrics_is_ejected_by_name(deploy: Deploy, fi
     async with deploy(pods=2, engine=WHOLE_PAGES) as deployment:
         first_pod_reports.append(ENORMOUS)
         await deployment.until(lambda: deployment.ready() == 1)
+        assert (await deployment.chat(opening("good"))).status_code == 200
         reasons = [pod["state_reason"] for pod in await deployment.pods() if pod["state"] == "ejected"]
         assert len(reasons) == 1 and reasons[0].startswith("page of metrics: ")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from http import HTTPStatus
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from helm.monitoring.metric_catalog import declarations_of
-from loadtest.mock_engine.faults import Fault, FaultKind
 from router.cli import main
 from router.cli.replay import choices
 from router.observe.declared import of_decisions, of_pods, of_requests
@@ -21,7 +19,7 @@ from router.observe.fast_metrics import MetricKind
 from router.observe.receipts import Explained
 from router.policy.price import Choice
 from router.policy.review import review
-from tests.policy.scenes import POLICIES
+from tests.kit.scenes import POLICIES
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_first_light import converse, opening
 
@@ -71,37 +69,6 @@ async def test_a_served_request_can_be_explained(deploy: Deploy) -> None:
         assert "tides" not in msgspec.json.encode(found).decode()
 
 
-async def test_a_running_request_can_be_explained(deploy: Deploy) -> None:
-    """A hanging request can be explained before its end."""
-    async with deploy(pods=1, engine={"time_scale": 1.0}) as deployment:
-        deployment.client.headers["x-request-id"] = "hanging-1"
-        asked = asyncio.create_task(deployment.chat(opening("slow"), max_tokens=500))
-        await deployment.until(lambda: bool(deployment.program.pods.state.ledger.inflight()))
-        found = await explain(deployment, "hanging-1")
-        assert (found.receipt.id, found.receipt.result) == ("hanging-1", "") and found.explanation.columns
-        asked.cancel()
-
-
-async def test_the_explanation_of_a_retry_has_both_pods(deploy: Deploy) -> None:
-    """The decision stays unchanged; the failure is added to it."""
-    async with deploy(pods=2) as deployment:
-        warm = (await deployment.chat(opening("stones"))).headers["x-warmroute-pod"]
-        holder = next(engine for engine in deployment.engines if engine.url.endswith(warm))
-        holder.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE))
-        answer = await deployment.chat(opening("stones"))
-        found = await explain(deployment, answer.headers["x-request-id"])
-        assert [(one.pod, one.error) for one in found.receipt.failures] == [(warm, "upstream_broken")]
-        assert found.explanation.columns[0].plan.choice == Choice(warm)
-        assert found.receipt.pod == answer.headers["x-warmroute-pod"] != warm
-
-
-async def test_an_unknown_id_is_a_404(deploy: Deploy) -> None:
-    """The error states how long decisions are kept."""
-    async with deploy(pods=1) as deployment:
-        answer = await deployment.admin.get("/admin/explain/nobody")
-        assert answer.status_code == 404 and "receipts.keep" in answer.json()["error"]["message"]
-
-
 async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
     """Nothing is sent, leased, counted or learned; the request then goes to the previewed pod."""
     async with deploy(pods=3) as deployment:
@@ -120,16 +87,6 @@ async def test_a_preview_decides_and_changes_nothing(deploy: Deploy) -> None:
         expected = (served.headers["x-warmroute-pod"], int(served.headers["x-warmroute-cached-tokens"]))
         plans = [one.explanation.columns[0].plan for one in found]
         assert {(plan.choice.pod, plan.cached_tokens) for plan in plans} == {expected}
-
-
-@pytest.mark.parametrize(
-    ("body", "status"), [(b"{", 400), (b'{"model": "none", "messages": [{"role": "user", "content": ""}]}', 404)]
-)
-async def test_a_preview_of_an_invalid_request_has_its_error(deploy: Deploy, body: bytes, status: int) -> None:
-    """With the error that the request would get."""
-    async with deploy(pods=1) as deployment:
-        answer = await deployment.admin.post("/admin/preview", content=body)
-        assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_recorded_decisions_are_replayed(deploy: Deploy, tmp_path: Path) -> None:

@@ -8,28 +8,22 @@ import pytest
 
 from router.index.hit_probe import CacheHabits
 from router.types import AttentionKind, LayerType
-from tests.sim.layered_pool import layered
+from tests.kit.layered_pool import layered
 from tests.stories.conftest import Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
 FULL, STATE = LayerType(AttentionKind.FULL, 0), LayerType(AttentionKind.STATE, 0)
 WINDOW = LayerType(AttentionKind.WINDOW, 0, 128)
-DROPS, DENSE, AHEAD = CacheHabits(drops_block=True), CacheHabits(is_dense=True), CacheHabits(looks_ahead=True)
+DROPS = CacheHabits(drops_block=True)
 
 
 @pytest.mark.parametrize(
     ("groups", "habits", "hits"),
     [
         ((FULL,), CacheHabits(), "full"),
-        ((WINDOW, FULL), DENSE, "full + window 128"),
-        ((WINDOW, FULL), CacheHabits(), "full + window 128, checkpoints"),
         ((STATE, STATE, FULL), CacheHabits(), "full + state, checkpoints"),
-        ((WINDOW,), CacheHabits(), "window 128, upper bound"),
-        ((FULL,), DROPS, "full, drops a block"),
         ((*[WINDOW] * 5, FULL), DROPS, "full + window 128, checkpoints, drops a block"),
-        ((FULL,), AHEAD, "full, looks ahead"),
-        ((WINDOW, FULL), AHEAD, "full + window 128, checkpoints, looks ahead"),
     ],
 )
 async def test_a_pod_says_what_decides_its_hits(

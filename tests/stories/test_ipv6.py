@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.stories.conftest import Deploy
-from tests.stories.test_disaggregation import OpenPair, open_pair
+from tests.stories.test_disaggregation import open_pair
 from tests.stories.test_first_light import converse, opening
 
 __all__ = ["open_pair"]
@@ -32,12 +32,3 @@ async def test_a_fleet_of_ipv6_addresses_hits_its_caches(deploy: Deploy) -> None
         answers = await converse(deployment, opening("fjords"), turns=3)
         assert int(answers[-1].headers["x-warmroute-cached-tokens"]) > 0
         assert len({answer.headers["x-warmroute-pod"] for answer in answers}) == 1
-
-
-@pytest.mark.parametrize("dialect", ["nixl", "mooncake", "bootstrap", "p2p", "trtllm"])
-async def test_pods_of_ipv6_hand_over(open_pair: OpenPair, dialect: str) -> None:
-    """The decode pod connects to the address in the handoff."""
-    async with open_pair(dialect, host="::1") as pair:
-        answer = await pair.chat(opening("rivers"))
-        assert answer.headers["x-warmroute-prefill-pod"] == pair.prefill.url.removeprefix("http://")
-        assert pair.handoffs("ok") == 1

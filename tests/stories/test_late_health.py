@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 
 from loadtest.mock_engine.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
-from tests.stories.test_continuation import ON, proven, text_of
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -49,13 +48,10 @@ async def reasons(deployment: Deployment, state: str) -> list[str]:
     return [pod["state_reason"] for pod in await deployment.pods() if pod["state"] == state]
 
 
-@pytest.mark.parametrize("kinds", [(FaultKind.UNHEALTHY,), (FaultKind.UNHEALTHY, FaultKind.NO_METRICS)])
-async def test_pods_that_stream_stay_ready_although_their_health_checks_time_out(
-    deploy: Deploy, kinds: tuple[FaultKind, ...]
-) -> None:
+async def test_pods_that_stream_stay_ready_although_their_health_checks_time_out(deploy: Deploy) -> None:
     """And are given new requests, while the reason is on show."""
     async with deploy(pods=2, engine={"time_scale": 1.0}, probes=PROBES) as deployment, streaming(deployment):
-        hang(deployment, *kinds)
+        hang(deployment, FaultKind.UNHEALTHY, FaultKind.NO_METRICS)
 
         async def all_are_late() -> bool:
             assert deployment.ready() == 2
@@ -88,31 +84,3 @@ async def test_of_pods_that_send_nothing_at_all_the_last_one_stays(deploy: Deplo
             await deployment.until(is_well)
     kept = [log["event"] for log in logs if "last ready pod" in log.get("reason", "")]
     assert kept == ["pod fails its health checks"]
-
-
-async def test_silent_stream_goes_on_elsewhere_although_its_pod_stays_ready(deploy: Deploy) -> None:
-    """Its health checks time out, and its scrapes are answered."""
-    async with deploy(pods=2, engine={"time_scale": 1.0}, probes=PROBES, continuation=ON) as deployment:
-        await proven(deployment)
-        expected = await text_of(deployment)
-        for engine in deployment.engines:
-            engine.inject(Fault(kind=FaultKind.SILENCE, after_chunks=5))
-        reading = asyncio.create_task(text_of(deployment))
-        await deployment.until(lambda: any(len(engine.faults.armed) == 0 for engine in deployment.engines))
-        (first,) = [engine for engine in deployment.engines if not engine.faults.armed]
-        first.inject(Fault(kind=FaultKind.UNHEALTHY, count=None, then="hang"))
-        for engine in deployment.engines:
-            if engine is not first:
-                await engine.heal()
-        assert await reading == expected
-        assert deployment.ready() == 2
-
-
-@pytest.mark.parametrize("fault", [Fault(kind=FaultKind.UNHEALTHY, count=None), Fault(kind=FaultKind.REFUSE)])
-async def test_pods_that_say_or_refuse_are_all_ejected(deploy: Deploy, fault: Fault) -> None:
-    """Although they have just streamed, and the last one, too: a 503 at once is better than waiting."""
-    async with deploy(pods=2, engine={"time_scale": 1.0}, probes=PROBES) as deployment, streaming(deployment):
-        for engine in deployment.engines:
-            engine.inject(fault)
-        await deployment.until(lambda: deployment.ready() == 0)
-        assert (await deployment.chat(opening("winds"))).status_code == 503

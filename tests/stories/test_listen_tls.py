@@ -7,16 +7,15 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from loadtest.commands.child_processes import Child, child
-from router.config.credentials import ListenCertificate
-from router.config.schema import ListenTls
 from router.frontends.http.client_deadlines import MIN_NEWCOMERS
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_servers.server import TlsFiles, free_port, tls_material
 
 pytestmark = [
@@ -24,7 +23,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates"),
 ]
-DEADLINE_S = 60.0
 
 
 def material(folder: Path) -> TlsFiles:
@@ -79,34 +77,6 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
         assert not await is_live(url.replace("https", "http"))
 
 
-def test_a_certificate_without_its_key_is_not_used(tmp_path: Path) -> None:
-    """Until the key follows, the last pair stays in use."""
-    old, new = material(tmp_path / "old"), material(tmp_path / "new")
-    listener = ListenCertificate(ListenTls(cert_file=str(old.certificate), key_file=str(old.key)))
-    shutil.copy(new.certificate, old.certificate)
-    listener.refresh()
-    assert _presented(listener.context, tls_authority=new) is None
-    shutil.copy(new.key, old.key)
-    listener.refresh()
-    assert _presented(listener.context, tls_authority=new)
-
-
-def _presented(server: ssl.SSLContext, tls_authority: TlsFiles) -> bytes | None:
-    """The certificate that a client of this authority gets in a handshake; None if it refuses it."""
-    client = ssl.create_default_context(cafile=tls_authority.ca)
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server, server_hostname="localhost")
-    answering = server.wrap_bio(to_server, to_client, server_side=True)
-    for end in (asking, answering, asking):
-        try:
-            end.do_handshake()
-        except ssl.SSLWantReadError:
-            continue
-        except ssl.SSLError:
-            return None
-    return asking.getpeercert(binary_form=True)
-
-
 async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections(tmp_path: Path) -> None:
     """Those that began first are disconnected; one that sent plain HTTP at once."""
     files = material(tmp_path / "files")
@@ -120,36 +90,9 @@ async def test_clients_that_never_finish_a_handshake_do_not_take_the_connections
             ]
             assert await is_live(url, trusting)
             for client in clients[:40]:
-                client.settimeout(5)
+                client.settimeout(DEADLINE_S)
                 assert client.recv(1) == b""
             assert await is_live(url, trusting)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain:
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as plain:
             plain.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
             assert not plain.recv(1024).startswith(b"HTTP")
-
-
-async def test_tls_clients_that_send_nothing_do_not_take_the_connections(tmp_path: Path) -> None:
-    """Those that came first are disconnected, and the router does not wait until they agree."""
-    files = material(tmp_path / "files")
-    listen = f"{{port: PORT, tls: {{cert_file: {files.certificate}, key_file: {files.key}}}}}"
-    async with serving(tmp_path, f"{listen}\nlimits: {{max_connections: 20}}") as (port, _), AsyncExitStack() as silent:
-        url, trusting = f"https://localhost:{port}", ssl.create_default_context(cafile=files.ca)
-        await until_live(url, trusting)
-        clients = []
-        for _ in range(100):
-            clients.append(await asyncio.open_connection("localhost", port, ssl=trusting))
-            silent.callback(clients[-1][1].transport.abort)
-        assert await is_live(url, trusting)
-        async with asyncio.timeout(DEADLINE_S):
-            for reader, _ in clients[: 100 - MIN_NEWCOMERS]:
-                with suppress(ConnectionError):
-                    assert await reader.read() == b""
-        assert not any(reader.at_eof() for reader, _ in clients[-20:])
-
-
-async def test_two_colons_are_all_addresses_of_both_families(tmp_path: Path) -> None:
-    if not socket.has_ipv6:
-        pytest.skip("this machine has no IPv6")
-    async with serving(tmp_path, "{host: '::', port: PORT}") as (port, _):
-        await until_live(f"http://127.0.0.1:{port}")
-        await until_live(f"http://[::1]:{port}")

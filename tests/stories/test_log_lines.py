@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,9 +22,10 @@ from router.config.schema import ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
 from router.wiring.router import build_router
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import LLAMA_8B
 from tests.redis_servers.server import free_port
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, Deployment, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, Deployment, serving
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -89,43 +89,3 @@ def has(lines: list[Any], number: int, **fields: str) -> bool:
 def count(lines: list[Any], **fields: str) -> int:
     """Number of lines with these fields."""
     return sum(fields.items() <= line.items() for line in lines)
-
-
-async def test_draining_and_removal_of_a_pod_are_info(deploy: Deploy) -> None:
-    """With the reason, one line each."""
-    with capture_logs() as lines:
-        async with deploy(pods=1) as deployment:
-            [pod] = [one["id"] for one in await deployment.pods()]
-            await deployment.admin.post(f"/admin/pods/{pod}/drain")
-            await deployment.admin.post(f"/admin/pods/{pod}/undrain")
-            await deployment.until(lambda: count(lines, new="ready") == 2)
-            await deployment.admin.delete(f"/admin/pods/{pod}")
-    changes = [line for line in lines if line["event"] == "pod state changed"]
-    assert {line["log_level"] for line in changes} == {"info"}
-    assert [(line["new"], line["reason"].partition(", 2")[0]) for line in changes] == [
-        ("joining", "found"),
-        ("ready", "health check passed"),
-        ("draining", "drained by an admin call"),
-        ("joining", "undrained"),
-        ("ready", "health check passed"),
-        ("gone", "removed, or no longer listed"),
-    ]
-
-
-async def test_every_refused_request_has_a_line_and_a_count(deploy: Deploy, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where the web framework refuses it."""
-    async with deploy(pods=1) as deployment:
-        await deployment.client.get("/nothing")
-        await deployment.client.post("/livez")
-        await deployment.client.get("/v1/models/unknown")
-        await deployment.client.get("/v1/chat/completions")
-        text = (await deployment.admin.get("/metrics")).text
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"request"' in line]
-    assert [(line["endpoint"], line["status"], line["result"]) for line in lines] == [
-        ("other", 404, "unknown_url"),
-        ("other", 405, "method_not_allowed"),
-        ("other", 404, "model_not_found"),
-        ("/v1/chat/completions", 405, "method_not_allowed"),
-    ]
-    assert all(line["error"] for line in lines)
-    assert 'warmroute_requests_total{endpoint="other",model="",result="unknown_url"} 1.0' in text

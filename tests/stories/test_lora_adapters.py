@@ -106,11 +106,3 @@ async def test_an_engine_without_adapters_is_refused(deploy: Deploy) -> None:
         refused = await _change(deployment, "load")
         assert refused.status_code == 400
         assert "(llamacpp) loads no adapters at run time" in refused.json()["error"]["message"]
-
-
-async def test_the_public_listener_loads_no_adapters(deploy: Deploy) -> None:
-    """It says where that is done."""
-    async with deploy(pods=1) as deployment:
-        refused = await deployment.client.post("/v1/load_lora_adapter", json=LORA)
-        assert refused.status_code == 404
-        assert "admin listener" in refused.json()["error"]["message"]

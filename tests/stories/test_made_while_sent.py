@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from base64 import b64decode
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
 from typing import Any
 
 import openai
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from router.config.schema import Edge
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_fault_matrix import exchange, message, nothing_stays_behind
 
@@ -51,17 +46,6 @@ async def test_speech_arrives_before_all_of_it_is_spoken(deploy: Deploy, kind: A
         await nothing_stays_behind(deployment)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-async def test_speech_is_what_the_pod_said(deploy: Deploy, kind: Any) -> None:
-    """With its type, in chunks; the SDK reads it whole, too."""
-    async with deploy(pods=1) as deployment, sdk_of(deployment) as sdk:
-        whole = await direct(deployment, response_format=kind)
-        answer = await sdk.audio.speech.with_raw_response.create(**ASKED, response_format=kind)
-        assert answer.headers["content-type"] == {"mp3": "audio/mpeg"}.get(kind, f"audio/{kind}")
-        assert answer.content == whole
-        assert whole.startswith({"wav": b"RIFF"}.get(kind, b""))
-
-
 async def test_events_of_speech_have_the_same_sound(deploy: Deploy) -> None:
     """And their usage at the end."""
     async with deploy(pods=1) as deployment, sdk_of(deployment) as sdk:
@@ -96,52 +80,3 @@ async def test_speech_that_breaks_is_incomplete_and_nothing_is_appended(deploy: 
         events = await deployment.client.post(SPEECH, json=ASKED | {"stream_format": "sse"})
         assert events.text.count("speech.audio.delta") == 2 and "event: error\n" in events.text
         await nothing_stays_behind(deployment)
-
-
-@dataclass
-class SlowPod:
-    """A pod whose answers have two parts; the second follows when the test allows it."""
-
-    head: bytes = b""
-    goes_on: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer):
-            asked = await reader.readuntil(b"\r\n\r\n")
-            models = b'{"data":[{"id":"slow"}]}'
-            if asked.startswith(b"GET "):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(models), models))
-                return
-            writer.write(b'HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n\r\n6\r\n{"a":1\r\n' % self.head)
-            await self.goes_on.wait()
-            writer.write(b"1\r\n}\r\n0\r\n\r\n")
-
-
-@asynccontextmanager
-async def slow_pod(deploy: Deploy, *paths: str) -> AsyncIterator[tuple[Deployment, SlowPod]]:
-    pod = SlowPod()
-    async with (
-        deploy(pods=1, edge=Edge(extra_paths=paths)) as deployment,
-        await asyncio.start_server(pod.serve, "127.0.0.1", 0) as server,
-    ):
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert (await deployment.admin.post("/admin/pods", json={"url": url})).status_code == 201
-        await deployment.until(lambda: deployment.ready("slow") == 1)
-        yield deployment, pod
-
-
-@pytest.mark.parametrize("path", ["/api/generate", "/v1/chat/completions"])
-@pytest.mark.parametrize("kind", ["application/x-ndjson", "text/plain; charset=utf-8", "", "application/json"])
-async def test_what_may_be_made_while_it_is_sent_is_not_held(deploy: Deploy, path: str, kind: str) -> None:
-    """On paths of the API and on added ones. A JSON object is held where the request of an API wants no stream."""
-    async with slow_pod(deploy, "/api/generate") as (deployment, pod):
-        pod.head = f"content-type: {kind}\r\n".encode() if kind else b""
-        asked = {"model": "slow", "messages": [{"role": "user", "content": "x"}]}
-        is_held = kind == "application/json" and path != "/api/generate"
-        if is_held:
-            pod.goes_on.set()
-        async with deployment.client.stream("POST", path, json=asked) as answer:
-            pieces = answer.aiter_raw()
-            assert await anext(pieces) == (b'{"a":1}' if is_held else b'{"a":1')
-            pod.goes_on.set()
-            assert [piece async for piece in pieces] == ([] if is_held else [b"}"])

@@ -16,9 +16,10 @@ from router.config.pod_schema import KvEvents, PodConfig
 from router.config.schema import Edge, ModelConfig, RouterConfig
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
-from tests.closed_port import closed_port
+from tests.kit.closed_port import closed_port
+from tests.kit.deadlines import DEADLINE_S
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, Deploy, serving
+from tests.stories.conftest import SOURCE, TEMPLATE, serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}
@@ -62,27 +63,6 @@ async def test_a_model_whose_chats_are_not_read(
     assert f'warmroute_pod_matching{{matching="off",pod="{pod["id"]}"}} 1' in metrics
     assert f'warmroute_unread_prompts_total{{model="demo",reason="{reason}"}} 6' in metrics
     assert "are routed by load only" in snapshot and "6 of 6 requests" in snapshot
-
-
-async def test_a_pod_whose_tokens_differ(deploy: Deploy) -> None:
-    """Not where the headers of the router are off."""
-    for edge in (Edge(), Edge(route_headers=False)):
-        async with deploy(1, engine={"render": lambda chat: "another"}, edge=edge, wait=False) as it:
-            while (await it.admin.get("/admin/pods")).json()[0]["trust"] != "mismatch":
-                await asyncio.sleep(0.01)
-            answer = await it.client.post("/v1/chat/completions", json=CHAT)
-            (pod,) = (await it.admin.get("/admin/pods")).json()
-        assert answer.headers.get(MATCH) == ("none; reason=self_test_mismatch" if edge.route_headers else None)
-        assert pod["matching"] == "off" and pod["matching_reason"].startswith("self-test mismatch: ")
-
-
-async def test_a_prompt_that_is_matched(deploy: Deploy) -> None:
-    """An engine without KV events is shown; nothing is said in the response, because its cache is predicted."""
-    async with deploy(1, engine={"kv_events": None}) as it:
-        answer = await it.client.post("/v1/chat/completions", json=CHAT)
-        (pod,) = (await it.admin.get("/admin/pods")).json()
-    assert answer.status_code == 200 and MATCH not in answer.headers
-    assert pod["matching"] == "no_events" and "--kv-events-config" in pod["matching_reason"]
 
 
 async def test_a_refused_address_of_kv_events_is_the_reason(

@@ -57,7 +57,19 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "class": set(load_classes(None).names) | {""},
     "coefficient": {field.name for field in fields(PodSpeed)[:6]} | {"t0_ms", "bytes_per_ms"},
 }
-BY_THE_FLEET = {"model", "pod", "pool", "holder", "subject", "policy", "version", "link", "set_version", "source"}
+BY_THE_FLEET = {
+    "model",
+    "name",
+    "pod",
+    "pool",
+    "holder",
+    "subject",
+    "policy",
+    "version",
+    "link",
+    "set_version",
+    "source",
+}
 """Names in the configuration, of pods and what they serve, of policy files and of discovery's sources."""
 ROUNDS = 5
 

@@ -13,7 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from tests.stories.conftest import DEADLINE_S, Deploy
+from tests.kit.deadlines import DEADLINE_S
+from tests.stories.conftest import Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -61,15 +62,6 @@ async def test_the_page_has_the_words_of_the_log(deploy: Deploy, capsys: pytest.
     assert {name: decision[name] for name in WORDS} == {name: request[name] for name in WORDS}
     assert pod["state"] == next(line["new"] for line in lines if line.get("new") == "ejected")
     assert pod["state_reason"] in {line.get("reason") for line in lines if line.get("pod") == pod["id"]}
-
-
-@pytest.mark.parametrize("path", ["/ui", "/ui/events"])
-@pytest.mark.parametrize(
-    "header", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}]
-)
-async def test_a_web_page_of_another_origin_gets_nothing(deploy: Deploy, path: str, header: dict[str, str]) -> None:
-    async with deploy(pods=1, wait=False) as deployment:
-        assert (await deployment.admin.get(path, headers=header)).status_code == 403
 
 
 async def test_a_viewer_does_not_delay_the_end_of_the_router(deploy: Deploy) -> None:

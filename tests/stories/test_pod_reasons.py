@@ -6,123 +6,92 @@ import asyncio
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
-from loadtest.mock_engine.mock_engine import MockEngine
+from loadtest.mock_engine.mock_config import MockEngineConfig
+from loadtest.mock_engine.mock_engine import running_engines
+from tests.kit.closed_port import closed_port
 from tests.proxy.test_upstream import ScriptedPod, answering
-from tests.redis_servers.server import free_port, tls_material
-from tests.stories.conftest import Deploy, Deployment
+from tests.redis_servers.server import tls_material
+from tests.stories.conftest import Deploy
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 NO_MODELS = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"data": []}'
 
 
-async def reason_of(deploy: Deploy, reach: Callable[[MockEngine], dict[str, Any]], **engine: Any) -> tuple[str, str]:
-    """The reason in /admin/pods, and that in the log; waits for both."""
-    with capture_logs() as logs:
-        async with deploy(pods=1, engine=engine, reach=reach, wait=False) as deployment:
-            await deployment.until(lambda: is_explained(deployment))
-            [pod] = await deployment.pods()
-    lines = [line for line in logs if line["event"] == "pod cannot be used"]
-    assert [line["log_level"] for line in lines] == ["warning"], lines
-    assert (pod["state"], lines[0]["pod"]) == ("joining", pod["id"])
-    return pod["state_reason"], lines[0]["reason"]
+@dataclass(frozen=True)
+class Servers:
+    """What the URLs of pods lead to."""
 
-
-async def is_explained(deployment: Deployment) -> bool:
-    return any(pod["state_reason"] for pod in await deployment.pods())
-
-
-async def test_a_refused_connection(deploy: Deploy) -> None:
-    """No process listens on the port."""
-    port = free_port()
-    shown, logged = await reason_of(deploy, lambda _: {"url": f"http://127.0.0.1:{port}"})
-    assert shown == logged
-    assert shown.startswith(f"connection refused by 127.0.0.1:{port}; check that the engine runs")
-
-
-async def test_an_unknown_host_name(deploy: Deploy) -> None:
-    """A name that no resolver knows."""
-    shown, logged = await reason_of(deploy, lambda _: {"url": "http://pod.invalid:8000"})
-    assert shown == logged
-    assert shown.startswith("unknown host name 'pod.invalid'; correct pods[].url")
-
-
-async def test_a_url_with_a_path_of_the_api(deploy: Deploy) -> None:
-    """The router appends /v1 itself."""
-    shown, logged = await reason_of(deploy, lambda engine: {"url": f"{engine.url}/v1/"})
-    assert shown == logged
-    assert shown == "404 Not Found from /health; remove /v1, which the router appends, from pods[].url"
-
-
-async def test_a_url_with_a_wrong_prefix(deploy: Deploy) -> None:
-    """A prefix may be right: it is only named."""
-    shown, logged = await reason_of(deploy, lambda engine: {"url": f"{engine.url}/team"})
-    assert shown == logged
-    assert shown == "404 Not Found from /health; check the path /team of pods[].url"
-
-
-async def test_a_missing_key(deploy: Deploy) -> None:
-    """The engine asks for one."""
-    shown, logged = await reason_of(deploy, lambda engine: {"url": engine.url}, api_key="engine-key")
-    assert shown == logged
-    assert shown.startswith("401 Unauthorized from /health; set pods[].auth.bearer_file")
-
-
-async def test_a_wrong_key(deploy: Deploy, tmp_path: Path) -> None:
-    """The file is named, the key is not."""
-    key = tmp_path / "key"
-    key.write_text("canary7sesame")
-    auth = {"bearer_file": str(key)}
-    shown, logged = await reason_of(deploy, lambda engine: {"url": engine.url, "auth": auth}, api_key="engine-key")
-    assert shown == logged
-    assert shown == f"401 Unauthorized; the engine does not accept the key of {key}"
-
-
-async def test_no_models(deploy: Deploy) -> None:
-    """The engine answers, with an empty list."""
-    server = await asyncio.start_server(ScriptedPod((answering(NO_MODELS),)), "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        shown, logged = await reason_of(deploy, lambda _: {"url": url})
-    assert shown == logged
-    assert shown.startswith("/v1/models lists no models; check")
+    engine: str
+    keyed: str
+    """An engine that asks for a key."""
+    nobody: str
+    no_models: str
+    tls: str
+    """With a certificate of a private authority."""
 
 
 @asynccontextmanager
-async def tls_engine(folder: Path) -> AsyncIterator[str]:
-    """The URL of a server with a certificate of a private authority."""
-    files = tls_material(folder)
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(files.certificate, files.key)
-    async with await asyncio.start_server(ScriptedPod((answering(NO_MODELS),)), "127.0.0.1", 0, ssl=context) as server:
-        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def serving(keyed: str, engine: str, folder: Path) -> AsyncIterator[Servers]:
+    async with AsyncExitStack() as stack:
+
+        async def lists_no_models(context: ssl.SSLContext | None = None) -> str:
+            pod = ScriptedPod((answering(NO_MODELS),))
+            server = await stack.enter_async_context(await asyncio.start_server(pod, "127.0.0.1", 0, ssl=context))
+            return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+        files, context = tls_material(folder), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(files.certificate, files.key)
+        nobody = stack.enter_context(closed_port())
+        yield Servers(
+            *(engine, keyed, f"http://127.0.0.1:{nobody}"),
+            *(f"http://{await lists_no_models()}", f"https://{await lists_no_models(context)}"),
+        )
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates")
-async def test_a_certificate_that_is_not_trusted(deploy: Deploy, tmp_path: Path) -> None:
-    """It is from a private authority."""
-    async with tls_engine(tmp_path) as url:
-        shown, logged = await reason_of(deploy, lambda _: {"url": url})
-    assert shown == logged
-    assert shown.startswith("TLS certificate not trusted (")
-    assert shown.endswith("set pods[].tls.ca_file to the certificate of its authority")
+async def test_a_pod_that_cannot_be_used_says_why(
+    deploy: Deploy, engine_config: Callable[..., MockEngineConfig], tmp_path: Path
+) -> None:
+    """In /admin/pods, and once in the log. A pod that is ready has no reason."""
+    with capture_logs() as logs:
+        async with (
+            deploy(pods=1) as deployment,
+            running_engines([engine_config(api_key="engine-key")]) as (keyed,),
+            serving(keyed.url, deployment.engines[0].url, tmp_path) as at,
+        ):
+            expected = {
+                at.nobody: f"connection refused by {at.nobody[7:]}; check that the engine runs",
+                "http://pod.invalid:8000": "unknown host name 'pod.invalid'; correct pods[].url",
+                f"{at.engine}/v1/": "404 Not Found from /health; remove /v1, which the router appends, from pods[].url",
+                f"{at.engine}/team": "404 Not Found from /health; check the path /team of pods[].url",
+                at.keyed: "401 Unauthorized from /health; set pods[].auth.bearer_file",
+                at.no_models: "/v1/models lists no models; check",
+                at.tls: "TLS certificate not trusted (",
+                at.engine.replace("http:", "https:"): "TLS handshake failed",
+            }
+            logged, pods = dict[str, Any](), dict[str, Any]()
+            entries: list[dict[str, str]] = [{"url": url, "id": f"pod {n}"} for n, url in enumerate(expected)]
+            for entry in entries:
+                assert (await deployment.admin.post("/admin/pods", json=entry)).status_code == 201, entry
 
+            async def all_are_explained() -> bool:
+                logged.update({line["pod"]: line for line in logs if line["event"] == "pod cannot be used"})
+                pods.update({pod["id"]: pod for pod in await deployment.pods()})
+                return all(pods[entry["id"]]["state_reason"] and entry["id"] in logged for entry in entries)
 
-async def test_tls_to_a_port_without_tls(deploy: Deploy) -> None:
-    """An https URL of an engine that speaks plain HTTP."""
-    shown, logged = await reason_of(deploy, lambda engine: {"url": engine.url.replace("http:", "https:")})
-    assert shown == logged
-    assert shown.startswith("TLS handshake failed")
-
-
-async def test_the_reason_ends_when_the_pod_is_ready(deploy: Deploy) -> None:
-    """A ready pod has none."""
-    async with deploy(pods=1) as deployment:
-        [pod] = await deployment.pods()
-    assert (pod["state"], pod["state_reason"]) == ("ready", "")
+            await deployment.until(all_are_explained)
+    for entry, (url, reason) in zip(entries, expected.items(), strict=True):
+        pod, line = pods[entry["id"]], logged[entry["id"]]
+        assert pod["state"] == "joining" and pod["state_reason"].startswith(reason), url
+        assert (line["log_level"], line["reason"]) == ("warning", pod["state_reason"]), url
+    assert pods["pod 6"]["state_reason"].endswith("set pods[].tls.ca_file to the certificate of its authority")
+    (well,) = [pod for pod in pods.values() if pod["id"] not in logged]
+    assert (well["state"], well["state_reason"]) == ("ready", "")

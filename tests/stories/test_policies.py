@@ -8,16 +8,15 @@ import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from pathlib import Path
 
 import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from loadtest.mock_engine.faults import Fault, FaultKind
 from router.feeds import policy_feed
-from tests.stories.conftest import DEADLINE_S, Chat, Deploy, Deployment
+from tests.kit.deadlines import DEADLINE_S
+from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
@@ -105,18 +104,6 @@ async def test_a_reload_reports_its_effect_on_recent_decisions(deploy: Deploy, f
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_new_policy_decides_only_the_requests_it_matches(deploy: Deploy, folder: Path) -> None:
-    """By tenant; every response has the name of its policy."""
-    async with deploy(policy="mine", policies=folder) as deployment:
-        assert (await deployment.chat(chat(1))).headers["x-warmroute-policy"] == "mine"
-        (folder / "theirs.yaml").write_text(TURNS.format(name="theirs", match="{tenant: acme}"))
-        await deployment.until(lambda: len(deployment.program.policies.current().active) == 2)
-        body = {"model": "demo", "messages": chat(1), "max_tokens": 4}
-        for tenant, policy in (("acme", "theirs"), ("others", "mine"), ("", "mine")):
-            answer = await deployment.client.post("/v1/chat/completions", json=body, headers={"x-tenant-id": tenant})
-            assert answer.headers["x-warmroute-policy"] == policy
-
-
 @pytest.mark.usefixtures("only_when_asked")
 async def test_a_filter_that_leaves_no_pod_is_ignored_unless_strict(deploy: Deploy, folder: Path) -> None:
     """One pod of three remains; then no pod does, with a lenient and with a strict filter. The refusal is a 503 with
@@ -151,20 +138,6 @@ async def test_an_invalid_file_only_sets_a_metric_and_an_error_with_its_line(dep
         assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_a_mounted_configmap_is_reloaded_through_its_links(deploy: Deploy, tmp_path: Path) -> None:
-    """Kubernetes swaps the link `..data`; the files' own links never change."""
-    for number, reuse in enumerate((1.5, 4.0)):
-        (tmp_path / f"..{number}").mkdir()
-        (tmp_path / f"..{number}" / "mine.yaml").write_text(default(reuse))
-    (tmp_path / "..data").symlink_to("..0")
-    (tmp_path / "mine.yaml").symlink_to("..data/mine.yaml")
-    async with deploy(policy="mine", policies=tmp_path) as deployment:
-        before = version(deployment)
-        (tmp_path / "..new").symlink_to("..1")
-        (tmp_path / "..new").replace(tmp_path / "..data")
-        await deployment.until(lambda: version(deployment) != before)
-
-
 @pytest.mark.usefixtures("only_when_asked")
 async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: Path) -> None:
     """The call returns the result, or the error with file and line."""
@@ -181,40 +154,3 @@ async def test_sighup_and_an_admin_call_reload_at_once(deploy: Deploy, folder: P
         shown = (await deployment.admin.get("/admin/policies")).json()
         assert shown["active"][0]["costs"]["eviction"] == {"reuse": 9.0, "learnt": 2.0, "congestion": 2.0}
         assert shown["error"] is None
-
-
-@pytest.mark.usefixtures("only_when_asked")
-async def test_learned_state_survives_a_reload(deploy: Deploy, folder: Path) -> None:
-    """Index, shared prefixes and calibration are independent of the policies."""
-    async with deploy(policy="mine", policies=folder) as deployment:
-        first = await deployment.chat(chat(1))
-        (folder / "mine.yaml").write_text(default(reuse=3.0))
-        assert (await deployment.admin.post("/admin/policies/reload")).json()["changed"]
-        again = await deployment.chat(chat(1))
-        assert again.headers["x-warmroute-pod"] == first.headers["x-warmroute-pod"]
-        assert int(again.headers["x-warmroute-cached-tokens"]) > 0
-
-
-async def test_requests_are_counted_by_class_and_tenant(deploy: Deploy) -> None:
-    """A class from a header, and one from the request."""
-    async with deploy() as deployment:
-        body = {"model": "demo", "messages": chat(1), "max_tokens": 4}
-        said = {"x-workload-class": "batch", "x-tenant-id": "etl"}
-        await deployment.client.post("/v1/chat/completions", json=body, headers=said)
-        await deployment.client.post("/v1/chat/completions", json=body | {"messages": chat(7), "stream": True})
-        lines = (await deployment.admin.get("/metrics")).text
-        assert 'warmroute_class_requests_total{class="batch",result="ok",tenant="etl"} 1.0' in lines
-        assert 'warmroute_class_requests_total{class="one_off",result="ok",tenant=""} 1.0' in lines
-        labels = 'class="one_off",model="demo",policy="cost_aware"'
-        assert f"warmroute_time_to_first_token_seconds_count{{{labels}}} 1.0" in lines
-
-
-@pytest.mark.parametrize(("attempts", "status"), [(1, 503), (2, 200)])
-async def test_a_policy_sets_the_number_of_attempts(deploy: Deploy, folder: Path, attempts: int, status: int) -> None:
-    """With one attempt, the response is the first pod's, also an error."""
-    (folder / "mine.yaml").write_text(default() + f"retry: {{attempts: {attempts}}}\n")
-    async with deploy(policy="mine", policies=folder) as deployment:
-        pod = (await deployment.chat(chat(1))).headers["x-warmroute-pod"]
-        engine = next(one for one in deployment.engines if one.url.endswith(pod))
-        engine.inject(Fault(kind=FaultKind.STATUS, status=HTTPStatus.SERVICE_UNAVAILABLE))
-        assert (await deployment.chat(chat(1))).status_code == status

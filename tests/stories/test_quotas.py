@@ -22,9 +22,10 @@ from router.admission.sharing import TOLERANCE, MeterSharing
 from router.feeds import shared_rows
 from router.prompt.tokenizer import Tokenizer
 from router.request import quota_charges
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_process import RedisProcess, redis_process
 from tests.stores.test_quota_book import stop_the_books_clock
-from tests.stories.conftest import DEADLINE_S, Deploy, Deployment
+from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_cluster import ClusterDeployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -108,40 +109,6 @@ async def test_cached_prompt_tokens_cost_nothing(deploy: Deploy, tenants: Callab
         assert refused.headers["x-should-retry"] == "false" and "retry-after" not in refused.headers
 
 
-async def test_a_request_that_ends_in_any_way_makes_place_for_another(
-    deploy: Deploy, tenants: Callable[[str], Path]
-) -> None:
-    """The limit counts concurrent requests, also where the client leaves, or the pod refuses."""
-    file = tenants("{concurrent_requests: 1}")
-    async with deploy(1, tenants=file, engine={"time_scale": 1.0}) as deployment:
-        for fields in ({"max_tokens": 1}, {"model": "unknown"}, {"temperature": "warm"}):
-            await chat(deployment.client, **fields)
-        body = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4000, "stream": True}
-        async with deployment.client.stream("POST", CHAT, json=body, headers=CLIENT) as stream:
-            pieces = stream.aiter_bytes()  # dropped, it would close the stream
-            await anext(pieces)
-            refused = await chat(deployment.client)
-            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-
-        async def served() -> bool:
-            return (await chat(deployment.client, max_tokens=1)).status_code == 200
-
-        await deployment.until(served)
-
-
-async def test_quotas_change_with_the_file(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
-    """What was used stays counted."""
-    async with deploy(1, tenants=tenants("{requests_per_minute: 1}")) as deployment:
-        assert [(await chat(deployment.client)).status_code for _ in range(2)] == [200, 429]
-        tenants("{requests_per_minute: 2}")
-
-        async def served() -> bool:
-            return (await chat(deployment.client)).status_code == 200
-
-        await deployment.until(served)
-        assert (await chat(deployment.client)).status_code == 429
-
-
 @pytest.fixture
 def redis() -> Iterator[RedisProcess]:
     with redis_process() as server:
@@ -195,16 +162,3 @@ async def test_three_routers_keep_a_quota_together(fleet: list[Deployment]) -> N
     served = await served_of(fleet, 200)
     has_lost = any(sharing_of(one).was_lost for one in fleet)
     assert 300 * 0.98 <= served <= 300 * (1 + TOLERANCE * (1 + has_lost))
-
-
-async def test_no_request_fails_because_redis_does(fleet: list[Deployment], redis: RedisProcess) -> None:
-    """Below the quota, every request is served while Redis is killed and comes back; a flood then gets what is left."""
-    count = await served_of(fleet, 24)
-    redis.kill()
-    count += await served_of(fleet, 24)
-    redis.start()
-    count += await served_of(fleet, 24)
-    assert count == 9 * 24
-    for one in fleet:
-        await one.until(lambda one=one: not sharing_of(one).is_away)
-    assert count + await served_of(fleet, 160) <= 300 * (1 + 2 * TOLERANCE)

@@ -16,10 +16,11 @@ import pytest
 from loadtest.commands.child_processes import RouterUrls, child, configured_router
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
-from tests.policy.scenes import LLAMA_8B
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import LLAMA_8B
 from tests.redis_process import redis_process
 from tests.redis_servers.server import free_port
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE
+from tests.stories.conftest import SOURCE, TEMPLATE
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -22,6 +22,7 @@ from loadtest.commands.child_processes import (
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from router.admission.tenant import Tenant, salt_of
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_process import RedisProcess, redis_process
 from tests.redis_servers.server import binaries, free_port
 
@@ -38,7 +39,6 @@ PLAN = FleetPlan(pods=1, num_blocks=512, time_scale=0.0)
 PAGES = ("/metrics", "/admin/pods", "/admin/policies", "/readyz", "/v1/models", "/admin/explain/request-1")
 OWN_FILES = ("router.yaml", "key", "tenants.yaml")
 """Files that the test has written."""
-DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from typing import Any
 
 import httpx
@@ -21,12 +22,9 @@ def masked(stream: bytes) -> bytes:
     return re.sub(rb'"id":"[^"]*"|"created":\d+|"\w*cached?_tokens":\d+|"system_fingerprint":"[^"]*"', b"x", stream)
 
 
-@pytest.mark.parametrize("forces_usage", [False, True])
-async def test_a_client_that_reads_the_choice_of_each_chunk_goes_on_to_the_end(
-    deploy: Deploy, *, forces_usage: bool
-) -> None:
+async def test_a_client_that_reads_the_choice_of_each_chunk_goes_on_to_the_end(deploy: Deploy) -> None:
     """As examples do, and many programs. The router still has the counts of the engine."""
-    async with deploy(1, engine={"forces_usage": forces_usage}) as deployment:
+    async with deploy(1) as deployment:
         url = f"{deployment.url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             asked: Any = {**CHAT, "stream": True}
@@ -38,15 +36,12 @@ async def test_a_client_that_reads_the_choice_of_each_chunk_goes_on_to_the_end(
         assert re.search(r"^warmroute_time_per_output_token_seconds_count\{.*\} 1\.0$", page, re.MULTILINE)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize(("path", "body"), [("chat/completions", CHAT), ("completions", COMPLETION)])
-async def test_bytes_are_those_of_an_engine_without_a_router(
-    deploy: Deploy, path: str, body: dict[str, Any], options: dict[str, bool] | None
-) -> None:
+async def test_bytes_are_those_of_an_engine_without_a_router(deploy: Deploy) -> None:
     """Whether the engine is forced to send usage or not."""
-    asked = {**body, "stream": True} | ({"stream_options": options} if options else {})
     async with deploy(1) as plain, deploy(1, engine={"forces_usage": True}) as forced, httpx.AsyncClient() as client:
-        direct = await client.post(f"{plain.engines[0].url}/v1/{path}", json=asked)
-        routed = [await each.client.post(f"/v1/{path}", json=asked) for each in (plain, forced)]
-    assert direct.status_code == 200
-    assert [masked(answer.content) for answer in routed] == [masked(direct.content)] * 2
+        for (path, body), options in product((("chat/completions", CHAT), ("completions", COMPLETION)), OPTIONS):
+            asked = {**body, "stream": True} | ({"stream_options": options} if options else {})
+            direct = await client.post(f"{plain.engines[0].url}/v1/{path}", json=asked)
+            routed = [await each.client.post(f"/v1/{path}", json=asked) for each in (plain, forced)]
+            assert direct.status_code == 200
+            assert [masked(answer.content) for answer in routed] == [masked(direct.content)] * 2

@@ -120,15 +120,15 @@ def policies(tmp_path: Path) -> Path:
 async def test_a_policy_and_the_metrics_know_the_tenant(deploy: Deploy, tenants: Path, policies: Path) -> None:
     """`match.tenant` of a policy, and the label `tenant`: by its key."""
     async with deploy(1, tenants=tenants, policies=policies) as deployment:
+        said = {"x-tenant-id": "acme", "x-workload-class": "batch"}
         answers = [
-            await deployment.client.post(
-                "/v1/chat/completions", json=CHAT, headers={**bearer(f"key-{name}"), "x-tenant-id": "acme"}
-            )
+            await deployment.client.post("/v1/chat/completions", json=CHAT, headers={**bearer(f"key-{name}"), **said})
             for name in ("acme", "plain")
         ]
         assert [answer.headers["x-warmroute-policy"] for answer in answers] == ["mine", "cost_aware"]
         metrics = (await deployment.admin.get("/metrics")).text
-        assert 'tenant="acme"' in metrics and 'tenant="plain"' in metrics
+        for name in ("acme", "plain"):
+            assert f'warmroute_class_requests_total{{class="batch",result="ok",tenant="{name}"}} 1.0' in metrics
 
 
 async def test_a_revoked_key_stops_while_the_router_runs(deploy: Deploy, tenants: Path) -> None:

@@ -28,7 +28,8 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import PodState, PrefixTrust
 from router.wiring.router import build_router
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
+from tests.kit.deadlines import DEADLINE_S
+from tests.stories.conftest import SOURCE, TEMPLATE, serving
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]

@@ -15,11 +15,12 @@ from loadtest.mock_engine.mock_engine import running_engines
 from router.config.load import shipped
 from router.config.models import ModelPrior
 from router.config.pod_schema import PodConfig
-from router.config.schema import ModelConfig, RouterConfig
+from router.config.schema import RouterConfig
 from router.fleet.breaker import Probes
 from router.wiring.router import build_router
+from tests.kit.deadlines import DEADLINE_S
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.stories.conftest import DEADLINE_S, SOURCE, TEMPLATE, serving
+from tests.stories.conftest import serving
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "one word " * 200}], "max_tokens": 2}
@@ -33,16 +34,8 @@ def lines() -> Iterator[list[EventDict]]:
         yield captured
 
 
-PATTERN = ModelConfig(name="de*", tokenizer=SOURCE.path, chat_template=TEMPLATE)
-
-
 @pytest.mark.parametrize(
-    ("settings", "hit"),
-    [
-        ({"unlisted_models": "engine"}, True),
-        ({"unlisted_models": "load_only"}, False),
-        ({"models": (PATTERN,)}, True),
-    ],
+    ("settings", "hit"), [({"unlisted_models": "engine"}, True), ({"unlisted_models": "load_only"}, False)]
 )
 async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
     settings: dict[str, Any],
@@ -51,7 +44,7 @@ async def test_an_unlisted_model_is_tokenized_by_its_pods_if_configured(
     priors: dict[str, ModelPrior],
     lines: list[EventDict],
 ) -> None:
-    """`serve --pod URL` configures it; else load alone decides, unless a pattern names a tokenizer."""
+    """`serve --pod URL` configures it; else load alone decides."""
     async with asyncio.timeout(DEADLINE_S), running_engines([engine_config()] * 2) as engines:
         pods = tuple(PodConfig(url=engine.url) for engine in engines)
         config = RouterConfig(pods=pods, probes=PROBES, **settings)

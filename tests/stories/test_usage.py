@@ -78,6 +78,7 @@ class UsageLine(msgspec.Struct, forbid_unknown_fields=True):
     computed_tokens: int
     output_tokens: int
     adapter: str = ""
+    name: str = ""
     ttft_ms: float | None = None
     estimated: tuple[str, ...] = ()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -16,7 +15,6 @@ import pytest
 from loadtest.mock_engine.faults import Fault, FaultKind
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo
-from router.observe.declared import of_requests
 from router.types import Endpoint
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_usage import UsageLine, lines
@@ -27,8 +25,6 @@ CLOSED: dict[str, Any] = {
     "model": {"slo": Slo(ttft_ms=60_000.0, tpot_ms=1.0)},
 }
 """Decoding leaves a twentieth of the time to prompts, so a pod is closed for 20 times a prefill."""
-QUEUED = b'{"id":"resp_1","object":"response","status":"queued","output":[],"usage":null}'
-CANCELLED = b'{"id":"resp_1","object":"response","status":"cancelled","output":[],"usage":null}'
 CHAT, RESPONSES = Endpoint.CHAT.value, Endpoint.RESPONSES.value
 
 
@@ -94,44 +90,6 @@ async def test_refusals_of_the_router_have_a_line(deploy: Deploy, tmp_path: Path
         in_flight.give_back("", 2 * in_flight.limit)
     expected = [(404, "model_not_found", 0), (503, "overloaded", 0), (429, "rate_limit_exceeded", 0)]
     assert endings(lines(usage)) == expected
-
-
-@pytest.mark.usefixtures("pods_open")
-async def test_clients_that_leave_have_a_line(deploy: Deploy, tmp_path: Path) -> None:
-    """In the queue, where they used nothing, and in a stream."""
-    endless = body("x " * 999, max_tokens=4000, stream=True)
-    async with (
-        billed(deploy, tmp_path, **CLOSED, engine={"time_scale": 0.2}) as (deployment, usage),
-        deployment.client.stream("POST", CHAT, json=endless) as stream,
-    ):
-        lines_of_stream = stream.aiter_lines()  # dropped, it would close the stream
-        await anext(lines_of_stream)
-        queued = deployment.program.metrics[of_requests.QUEUED].labels()
-        waiting = asyncio.create_task(send(deployment, text="y " * 999))
-        await deployment.until(lambda: queued.value == 1)
-        waiting.cancel()
-        await deployment.until(lambda: queued.value == 0)
-    gone, left = sorted(lines(usage), key=lambda one: one.status)
-    assert [one.result for one in (gone, left)] == ["client_gone"] * 2
-    assert (gone.status, gone.prompt_tokens, gone.output_tokens) == (0, 0, 0)
-    assert left.status == 200 and left.prompt_tokens > 900 and left.output_tokens > 0
-    assert "output_tokens" in left.estimated
-
-
-async def test_a_response_in_the_background_keeps_its_expected_output(deploy: Deploy, tmp_path: Path) -> None:
-    """Its client may never fetch it, so the tokens in its quota stay; it has a line, and its cancellation another."""
-    async with billed(deploy, tmp_path, "{output_tokens_per_minute: 100}") as (deployment, usage):
-        asked = {"model": "demo", "input": "Hello", "max_output_tokens": 80, "background": True, "store": True}
-        deployment.engines[0].inject(raw(QUEUED))
-        created = await deployment.client.post(RESPONSES, json=asked)
-        assert created.json()["status"] == "queued"
-        assert created.headers["x-ratelimit-remaining-tokens"] == "20"
-        deployment.engines[0].inject(raw(CANCELLED))
-        await deployment.client.post(f"{RESPONSES}/resp_1/cancel")
-        assert (await deployment.client.post(RESPONSES, json=asked)).status_code == 429
-    first, cancelled, refused = lines(usage)
-    assert (first.status, first.output_tokens) == (200, 80) and "output_tokens" in first.estimated
-    assert cancelled.request_id and refused.status == 429
 
 
 async def test_an_unknown_id_of_a_response_counts_as_a_request(deploy: Deploy, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests get their pods and scenes from the builders in `tests/policy/scenes.py`."""
+"""Tests get their pods and scenes from the builders in `tests/kit/scenes.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-BUILDERS = TESTS / "policy/scenes.py"
+BUILDERS = TESTS / "kit/scenes.py"
 BUILT = {"Pod", "Scene"}
 
 

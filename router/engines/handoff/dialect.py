@@ -81,6 +81,11 @@ class Dialect:
         """The client's body for the decode pod. With TOGETHER, `handoff` is empty."""
         return edited(body)
 
+    def return_body(self, model: str, params: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The body of a completion on a peer, after which the pod that `params` name no longer holds their KV; None
+        where the engine knows no such request, and its lease must end."""
+        return None
+
     def pull_body(self, body: bytes, pair: Pair) -> bytes | None:
         """The client's body for `pair.decode`, with the request to fetch blocks from `pair.prefill`; None where the
         dialect cannot pull."""

@@ -19,6 +19,8 @@ from router.types import Endpoint, Pod
 
 BOOTSTRAP_PORT = 8998
 P2P_PORT = 5710
+ANY_TOKEN = 5
+"""The token of a prompt whose answer nobody reads; every vocabulary has it."""
 
 _EMPTY: Mapping[str, Any] = {}
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
@@ -72,6 +74,13 @@ class Nixl(Dialect):
         if handoff.prompt_token_ids and endpoint is Endpoint.CHAT and takes_prompt_tokens(pair.decode):
             params["prompt_token_ids"] = handoff.prompt_token_ids
         return edited(body, {"kv_transfer_params": params})
+
+    def return_body(self, model: str, params: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """One token for a prompt of one token: a peer that was to read a handoff reads one block and reports the end of
+        the transfer, one that was offered the KV of a turn reads nothing and releases it."""
+        is_offer = bytes(params.get("do_remote_decode", b"")) == b"true"
+        returned = {**params, "remote_num_tokens": 0} if is_offer else params
+        return {"model": model, "prompt": [ANY_TOKEN], "max_tokens": 1, "kv_transfer_params": returned}
 
 
 class _MooncakeRank(msgspec.Struct):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.admission.tenant import Tenants
 from router.config.watched_file import WatchedFile
 from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams
@@ -54,6 +53,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "url": pod.url,
             "engine": pod.engine,
             "version": pod.version,
+            "front_end": pod.front_end,
             "role": pod.role.value,
             "handoff": pod.handoff,
             "state": status.state.value,
@@ -65,6 +65,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "converts": sorted(pod.converts),
             "reads_pictures": pod.reads_pictures,
             "continues": sorted(pod.continues),
+            "lacks": sorted(pod.lacks),
             "refuses_usage": pod.refuses_usage,
             "kv_events": kv_events_state(pod.id, store, kv_streams),
             "hits": store.cache_of(pod.id).hits,
@@ -108,9 +109,13 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
 
 
 def describe_readiness(
-    fleet: Fleet, feed: PolicyFeed, tenants: WatchedFile[Tenants] | None = None, *, is_stopping: bool
+    fleet: Fleet,
+    feed: PolicyFeed,
+    files: Mapping[str, WatchedFile[Any]],
+    *,
+    is_stopping: bool,
 ) -> tuple[bool, dict[str, Any]]:
-    """Whether the router is ready, and the answer of `/readyz`."""
+    """Whether the router is ready, and the answer of `/readyz`. `files`: by the key that names them."""
     states = [status.state.value for status in fleet.snapshot.pods]
     any_ready = PodState.READY.value in states
     version, error = feed.current().version, feed.error
@@ -118,7 +123,7 @@ def describe_readiness(
         "status": "stopping" if is_stopping else "ready" if any_ready else "no pod is ready",
         "pods": {state: states.count(state) for state in set(states)},
         "policies": {"version": version} | ({"error": error} if error else {}),
-    } | ({"tenants": {"error": tenants.error}} if tenants and tenants.error else {})
+    } | {key: {"error": file.error} for key, file in files.items() if file.error}
 
 
 @dataclass(frozen=True, slots=True)

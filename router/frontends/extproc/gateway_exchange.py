@@ -91,7 +91,7 @@ def unsupported(modes: Modes, *, answers: bool) -> str:
 class GatewayExchange:
     """One request and its response, as `OpenAiEdge` and `PickForwarder` serve it (`AnyExchange`)."""
 
-    http_1_0 = sends_events = was_slow = False
+    http_1_0 = sends_events = was_slow = kept_open = False
     keep_alive = True
     answers = False
     """Whether the picker sends the request to a pod itself."""

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 from starlette.types import Scope
 
+from router.admission.names import NamesInUse
 from router.engines.forwarded_paths import LORA_PATHS, added_path, changes_engine, meant_hint
 from router.errors import MethodNotAllowed, RouterError, UnknownEndpoint, UnknownModel, status_of
 from router.feeds.supervise import in_turns
@@ -36,7 +37,13 @@ _Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 OnRefused: TypeAlias = Callable[[RouterError], None]
 
 
-def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: _Lifespan, on_refused: OnRefused) -> FastAPI:
+def public_app(
+    fleet: Fleet,
+    is_ready: Callable[[], bool],
+    lifespan: _Lifespan,
+    on_refused: OnRefused,
+    names: NamesInUse | None = None,
+) -> FastAPI:
     """The router's own endpoints for clients. They say nothing about pods and policies."""
     app = bare_app(lifespan, _forwarding_hint, on_refused)
 
@@ -45,7 +52,7 @@ def public_app(fleet: Fleet, is_ready: Callable[[], bool], lifespan: _Lifespan, 
     async def probe(request: Request) -> Response:
         return probe_response(request.url.path, is_ready=is_ready())
 
-    _add_models(app, fleet)
+    _add_models(app, fleet, names or NamesInUse())
     return app
 
 
@@ -61,19 +68,32 @@ def bare_app(
     return app
 
 
-def _add_models(app: FastAPI, fleet: Fleet) -> None:
+def _add_models(app: FastAPI, fleet: Fleet, names: NamesInUse) -> None:
     def card(request: Request, name: str) -> dict[str, Any] | None:
         """OpenAI's model card, if the tenant may use the model or adapter. `EdgeProtocol` sets the tenant."""
         served = fleet.served.get(name)
-        if served is None or not request.state.tenant.may_use(*served[0]):
+        if served is None:
+            return named_card(request, name)
+        if not request.state.tenant.may_use(*served[0]):
             return None
         (base_model, adapter), max_model_len = served
         found = {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": max_model_len}
         return found | {"parent": base_model if base_model != adapter else None} if adapter else found
 
+    def named_card(request: Request, name: str) -> dict[str, Any] | None:
+        """That of a name, if the tenant may use it and a model that it may become. The shortest context counts."""
+        entry, tenant = names.current.exact.get(name), request.state.tenant
+        targets = [fleet.served[to] for to in entry.all_targets if to in fleet.served] if entry else []
+        lengths = [length for found, length in targets if tenant.may_use(*found)]
+        if not lengths or not tenant.may_use(name, ""):
+            return None
+        shortest = min((length for length in lengths if length is not None), default=None)
+        return {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": shortest}
+
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        cards = [found async for name in in_turns(list(fleet.served)) if (found := card(request, name)) is not None]
+        listed = list(dict.fromkeys((*fleet.served, *names.current.exact)))
+        cards = [found async for name in in_turns(listed) if (found := card(request, name)) is not None]
         body = msgspec.json.encode({"object": "list", "data": cards})
         return Response(body, media_type="application/json")
 

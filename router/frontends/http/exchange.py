@@ -34,6 +34,8 @@ SLOW_REQUEST_S = 5.0
 """A request that is incomplete for longer may be dropped when all connections are in use, or all memory for bodies."""
 PROGRESS_BYTES = 1024 * 1024
 """A client that sends a body has `limits.request_timeout_s` for each of them."""
+MAX_LATE_BYTES = 1024 * 1024
+"""A response that becomes an event of a stream is cut there."""
 SMALL_PIECE_BYTES = 512
 """Smaller pieces of a body are joined on arrival: Python needs 60 bytes for a piece of one byte."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -209,6 +211,12 @@ class Exchange(msgspec.Struct, eq=False):
     _head: bytes = b""
     _chunked: bool = False
     _expected_bytes: int | None = None
+    kept_open: bool = False
+    """Whether the head of a stream was sent while the request waited: its status is 200 for good."""
+    _ping: asyncio.TimerHandle | None = None
+    _late: bytes | None = None
+    """What has come of a response that is no stream, but must be an event now."""
+    _late_event: bytes = b""
 
     # --- the request ---
 
@@ -253,6 +261,21 @@ class Exchange(msgspec.Struct, eq=False):
         self._gone = asyncio.Event()
         return self._gone
 
+    def keep_open(self, interval_s: float, piece: bytes, headers: HeaderList) -> None:
+        """Until the response starts, send this piece of a stream of events once in this time, the first time with the
+        head. A response that is no stream then becomes an event."""
+        self._ping = self._connection.loop.call_later(interval_s, self._keep_open, interval_s, piece, headers)
+
+    def _keep_open(self, interval_s: float, piece: bytes, headers: HeaderList) -> None:
+        if self.started or self.disconnected or self._task is None:
+            return
+        if not self.kept_open:
+            self._set_head(200, headers)
+            self.kept_open = True
+        if not self._connection.write_paused:
+            self.put(piece)
+        self.keep_open(interval_s, piece, headers)
+
     def disconnect(self) -> None:
         self.disconnected = True
         if self._task is not None and not self.response_complete:
@@ -280,6 +303,8 @@ class Exchange(msgspec.Struct, eq=False):
                 self.body = await asyncio.to_thread(b"".join, pieces)
             await self.serve(self)
         finally:
+            if self._ping is not None:
+                self._ping.cancel()
             if self._task is not None:
                 self._connection.tasks.discard(self._task)
                 self._task = None  # a cancelled task keeps its frames, and so this exchange
@@ -290,7 +315,9 @@ class Exchange(msgspec.Struct, eq=False):
     def _break_off(self) -> None:
         """Close the connection. Where its end would end the body, reset it: the body is not to look complete."""
         transport = self._connection.transport
-        if self.started and not (self._chunked or self._expected_bytes is not None or transport.is_closing()):
+        if (self.started or self.kept_open) and not (
+            self._chunked or self._expected_bytes is not None or transport.is_closing()
+        ):
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             transport.abort()
         transport.close()
@@ -304,6 +331,12 @@ class Exchange(msgspec.Struct, eq=False):
         self.started = True
         self.body = b""
         self._connection.body_memory.release(self)
+        if not self.kept_open:
+            self._set_head(status, headers)
+        elif status != 200 or media_type(dict(headers)) != EVENT_STREAM:
+            self._late, self._late_event = b"", b"" if status == 200 else b"event: error\n"
+
+    def _set_head(self, status: int, headers: HeaderList) -> None:
         if self.cors_headers:
             headers = [*headers, *self.cors_headers]
         named = dict(headers)
@@ -331,6 +364,9 @@ class Exchange(msgspec.Struct, eq=False):
 
     def put(self, piece: bytes) -> bool:
         """Send a piece of body. Returns False if the client is slow: wait for `ready` before sending more."""
+        if self._late is not None:
+            self._late += piece[: MAX_LATE_BYTES - len(self._late)]
+            return True
         if self._chunked:
             piece = b"%x\r\n%b\r\n" % (len(piece), piece)
         elif self._expected_bytes is not None:
@@ -354,6 +390,9 @@ class Exchange(msgspec.Struct, eq=False):
     def finish(self) -> None:
         """End the response. If it is shorter than its content-length, close the connection to show that. While a client
         is still sending, a close would reset the connection before the client has read the response."""
+        if self._late is not None:
+            data, self._late = b" ".join(self._late.splitlines()), None
+            self.put(b"%bdata: %b\n\n" % (self._late_event, data))
         last = self._head + (b"0\r\n\r\n" if self._chunked else b"")
         if last:
             self._connection.transport.write(last)

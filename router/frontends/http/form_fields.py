@@ -48,20 +48,22 @@ _PART_HEADERS = {
 _REFUSED = frozenset(name.encode() for name in STEERING_FIELDS | CONTAINERS)
 
 
-_Field: TypeAlias = tuple[bytes, bytes]
+_Field: TypeAlias = tuple[bytes, bytes, int]
+"""Name, the beginning of the value, and where the value is in the form."""
 _READ = frozenset({b"model", b"stream", b"stream_include_usage"})
 _TRUE = frozenset({b"true", b"1", b"on", b"t", b"yes", b"y"})
 """As engines read a boolean field, in lower case (pydantic)."""
-_END: _Field = (b"", b"")
+_END: _Field = (b"", b"", 0)
 _ASKING_PART = b'\r\nContent-Disposition: form-data; name="stream_include_usage"\r\n\r\ntrue\r\n'
 
 
 class FormFields(msgspec.Struct, frozen=True):
-    """What the router reads of a form. `model`: "" without one."""
+    """What the router reads of a form. `model`: "" without one; `model_at`: where it is in the form."""
 
     model: str = ""
     streams: bool = False
     asks_usage: bool = False
+    model_at: int = 0
 
 
 def declares_form(content_type: bytes) -> bool:
@@ -88,14 +90,15 @@ class Forms:
             if endpoint is not Endpoint.OTHER:
                 raise MalformedRequest(f"{endpoint.value} takes no forms; send JSON (content-type: application/json).")
             found = await self._found(form_check(body, content_type, self._refused), len(body), tenant)
-            model = _only_name([value for name, value in found if name == b"model"])
+            models = [(value, at) for name, value, at in found if name == b"model"]
+            model = _only_name([value for value, _ in models])
         except MalformedRequest:
             if self._trusted:
                 return FormFields()
             raise
-        fields = dict(found)
-        asks = fields.get(b"stream_include_usage", b"").lower() in _TRUE
-        return FormFields(model, fields.get(b"stream", b"").lower() in _TRUE, asks)
+        fields = {name: value.lower() in _TRUE for name, value, _ in found}
+        is_asked, streams = (fields.get(name, False) for name in (b"stream_include_usage", b"stream"))
+        return FormFields(model, streams, is_asked, models[0][1] if models else 0)
 
     async def _found(self, steps: Iterator[_Field | None], size_bytes: int, tenant: Tenant) -> list[_Field]:
         if size_bytes <= INLINE_BYTES:
@@ -115,6 +118,12 @@ class Forms:
 def with_usage_asked(form: bytes) -> bytes:
     """A checked form whose first part asks for the usage of a stream. The client's own field, behind it, counts."""
     return form[: form.index(b"\r\n")] + _ASKING_PART + form
+
+
+def with_model(form: bytes, fields: FormFields, model: str) -> bytes:
+    """A checked form with another model in place of its own."""
+    view, at = memoryview(form), fields.model_at
+    return b"".join((view[:at], model.encode(), view[at + len(fields.model.encode()) :]))
 
 
 def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _REFUSED) -> Iterator[_Field | None]:
@@ -141,7 +150,7 @@ def form_check(body: bytes, content_type: bytes, refused: frozenset[bytes] = _RE
             why = "steers the engine and is accepted only from trusted clients (edge.trust_engine_fields)"
             raise MalformedRequest(f"The form field `{base.decode()}` {why}.", param=base.decode())
         if name in _READ:
-            yield name, body[value_start : min(end - 2, value_start + MAX_NAME_CHARACTERS + 1)]
+            yield name, body[value_start : min(end - 2, value_start + MAX_NAME_CHARACTERS + 1)], value_start
         start = end + len(delimiter)
 
 

@@ -56,6 +56,7 @@ class AnyExchange(Downstream, BodyHolder, Protocol):
     body: bytes
     is_plain: bool
     keep_alive: bool
+    kept_open: bool
 
     @property
     def sees_response(self) -> bool:

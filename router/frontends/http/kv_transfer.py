@@ -17,24 +17,30 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
+from typing import Any, TypeVar
 
 import structlog
 
 from router.decision import Split
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.addresses import foreign_address
+from router.engines.handoff.bodies import Opaque
 from router.engines.handoff.dialect import Dialect, Handoff, Order, Pair
-from router.errors import HandoffFailed, UpstreamBroken, UpstreamError
+from router.errors import HandoffFailed, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.fleet.fleet import Fleet
+from router.fleet.legs import LegTimes
 from router.frontends.fair_turns import FairTurns
-from router.frontends.http.relay import RESPONSE, AnyReply, DecodeReply, WholeReply, as_stream, read_all
+from router.frontends.http.kv_returns import KvReturns
+from router.frontends.http.relay import RESPONSE, AnyReply, HandoffReply, WholeReply, as_stream, read_all
 from router.frontends.http.upstream import Reply, UpstreamSender
 from router.observe.declared import of_pods
 from router.observe.ended import CLIENT_GONE
 from router.observe.metrics import Metrics
+from router.policy.decide import compatible, expected_ttft_ms
 from router.policy.retry import DOUBTFUL_STATUS, RETRY_STATUSES
 from router.request.attempt_rules import FactsLookup
 from router.request.context import RequestContext
@@ -42,14 +48,28 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, media_type
 from router.request.response_reader import ResponseReader, has_early_error
 from router.request.tracker import Tracker
-from router.types import Pod, PodId, PodState
+from router.types import Pod, PodId, PodState, Role
+
+T = TypeVar("T")
 
 PREFILL_GRACE_S = 0.5
 """The decode response waits at most this long for the cached-token count of the prefill response."""
 MAX_TRANSFER_S = 20.0
 """Where both requests are sent at once, the prefill pod is watched for this long after its response."""
 WATCH_INTERVAL_S = 0.25
+PREFILL_LIMIT_S, DECODE_LIMIT_S = 2.0, 5.0
+"""Before these times no leg hangs, however little was expected: the first transfer between two pods takes seconds."""
+LEG_CHECK_S = 0.5
+"""How often a leg is looked at that takes longer than its limit."""
 MAX_WARNED, MAX_SHOWN = 1024, 200
+FOREIGN = (
+    "a handoff names another host",
+    "if its peers may connect there, add the host to the pod's `handoff_hosts`",
+)
+OFFERS = (
+    "a decode pod holds the KV of its answers",
+    "nobody reads it: remove `bidirectional_kv_xfer` from the engine's --kv-transfer-config (docs/handoff.md#offers)",
+)
 
 log = structlog.get_logger()
 
@@ -76,6 +96,13 @@ class SplitAttempt:
     """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
     request is cancelled."""
     result: str = "ok"
+    unread: Handoff | None = None
+    """The handoff while no decode pod has read its KV, which the prefill pod holds until then."""
+
+    @property
+    def expected_ms(self) -> float:
+        """Until the first token, as priced."""
+        return expected_ttft_ms(self.context.candidate.cost) if self.context.candidate else 0.0
 
     @property
     def context(self) -> RequestContext:
@@ -86,6 +113,7 @@ class SplitAttempt:
         handoff = self.dialect.read_handoff(response)
         if handoff is not None:
             self.context.handed_over_cached_tokens = handoff.cached_tokens
+            self.unread = handoff
         return handoff
 
     def body_after(self, offered: Handoff | None) -> bytes:
@@ -136,13 +164,16 @@ class SplitAttempt:
 class SplitExecutor:
     def __init__(self, state: FleetState, facts: FactsLookup, sender: UpstreamSender, metrics: Metrics) -> None:
         self._fleet = state.fleet
+        self._ledger = state.ledger
+        self._legs = LegTimes(state.fleet)
         self._breaker = state.breaker
         self._sender = sender
         self._facts = facts
         self._metrics = metrics
         self._calibrator = state.calibrator
         self._turns = FairTurns()
-        self._warned: set[PodId] = set()
+        self._returns = KvReturns(sender)
+        self._warned: set[tuple[str, PodId]] = set()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
@@ -157,8 +188,10 @@ class SplitExecutor:
             prefill.cancel()
             attempt.close_reply()
             self._count(attempt, attempt.failed_by(error))
+            self._return_unread(attempt, error.pod if isinstance(error, UpstreamError) else "")
             raise
         self._count(attempt, attempt.result)
+        self._return_unread(attempt)
         return reply
 
     async def open_prefill(self, tracker: Tracker, plan: Split) -> tuple[SplitAttempt, bytes | WholeReply]:
@@ -173,6 +206,7 @@ class SplitExecutor:
             return attempt, attempt.decode_body(offered, self._fleet, edited)
         except BaseException as error:
             self._count(attempt, attempt.failed_by(error))
+            self._return_unread(attempt)
             raise
 
     def close_prefill(self, attempt: SplitAttempt) -> None:
@@ -183,10 +217,12 @@ class SplitExecutor:
         elif context.status >= 400:
             attempt.result = "decode_failed" if attempt.result == "ok" else attempt.result
         else:
+            attempt.unread = None
             self._breaker.success(attempt.pair.prefill.id)
             if context.first_token_s is not None:
                 self._observe_handoff(attempt, context.phases.began_s + context.first_token_s)
         self._count(attempt, attempt.result)
+        self._return_unread(attempt)
 
     def _begin(self, tracker: Tracker, plan: Split) -> SplitAttempt:
         name = plan.prefill.handoff
@@ -207,8 +243,14 @@ class SplitExecutor:
         pod, context = attempt.pair.prefill, attempt.context
         head, request, edit = context.head, context.request, attempt.dialect.prefill_body
         body = await self._turns.run(context.tenant, request.body, edit, request.endpoint, request.body, attempt.pair)
-        reply = await self._sender.send_once(head, pod, lambda: body, "prefill")
-        response = WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
+
+        async def exchange() -> WholeReply:
+            reply = await self._sender.send_once(head, pod, lambda: body, "prefill")
+            return WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
+
+        # Where both are sent at once, the decode leg has the limit: some engines respond to this one when it has ended.
+        is_first = attempt.dialect.order is Order.PREFILL_FIRST
+        response = await (self._limited(attempt, pod, PREFILL_LIMIT_S, exchange()) if is_first else exchange())
         if head.trace is not None:
             head.trace.prefill_ended()
         if response.status == 200:
@@ -218,6 +260,40 @@ class SplitExecutor:
             why, doubtful = f"status {response.status} to a prefill request", response.status == DOUBTFUL_STATUS
             raise UpstreamBroken(f"pod {pod.id}: {why}", pod=pod.id, doubtful=doubtful)
         return response
+
+    async def _limited(
+        self,
+        attempt: SplitAttempt,
+        pod: Pod,
+        least_s: float,
+        leg: Awaitable[T],
+        prefill: asyncio.Task[Any] | None = None,
+    ) -> T:
+        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs."""
+        legs, expected_ms, sent_s = self._legs, attempt.expected_ms, time.monotonic()
+        task, wait_s = asyncio.ensure_future(leg), legs.limit_s(pod.id, expected_ms, least_s)
+        try:
+            while not (await asyncio.wait((task,), timeout=wait_s))[0]:
+                is_silent = legs.is_silent(pod.id, sent_s, self._ledger.received_at_s(pod.id))
+                if is_silent or legs.is_overtaken(pod.id, sent_s):
+                    raise self._hung(attempt, pod, time.monotonic() - sent_s, prefill)
+                wait_s = LEG_CHECK_S
+            found = task.result()
+        finally:
+            task.cancel()
+        legs.answered(pod.id, expected_ms, sent_s, time.monotonic())
+        return found
+
+    def _hung(
+        self, attempt: SplitAttempt, pod: Pod, after_s: float, prefill: asyncio.Task[Any] | None
+    ) -> UpstreamTimeout | HandoffFailed:
+        """A decode pod that answers others, or whose prefill pod has not responded, waits for KV that does not come."""
+        why = f"pod {pod.id}: no response after {after_s:.1f} s"
+        waits = prefill is not None and not (prefill.done() and self._ledger.received_at_s(pod.id) < attempt.began_s)
+        if not waits:
+            return UpstreamTimeout(why, pod=pod.id)
+        attempt.result = "decode_failed"
+        return HandoffFailed(f"{why}, others are answered", pod=attempt.pair.prefill.id, doubtful=True)
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         offered = self._offered(attempt, await prefill)
@@ -231,7 +307,7 @@ class SplitExecutor:
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
         if handoff is not None and (address := foreign_address(handoff.params, attempt.pair.prefill)):
-            self._warn(attempt.pair.prefill, address)
+            self._warn(attempt.pair.prefill, FOREIGN, address=address[:MAX_SHOWN])
             return None
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
@@ -249,7 +325,7 @@ class SplitExecutor:
         finally:
             decode.cancel()
 
-    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[DecodeReply]) -> None:
+    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[HandoffReply]) -> None:
         """Raise `UpstreamBroken` if the prefill pod dies before `decode` is done: its KV is lost, and engines wait for
         it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
         pod, until_s = attempt.pair.prefill, time.monotonic() + MAX_TRANSFER_S
@@ -259,12 +335,30 @@ class SplitExecutor:
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
 
-    def _warn(self, prefill: Pod, address: str) -> None:
-        """Say once that handoffs of the pod are not used."""
-        if prefill.id not in self._warned and len(self._warned) < MAX_WARNED:
-            self._warned.add(prefill.id)
-            hint = "if its peers may connect there, add the host to the pod's `handoff_hosts`"
-            log.warning("a handoff names another host", pod=prefill.id, address=address[:MAX_SHOWN], hint=hint)
+    def _warn(self, pod: Pod, warning: tuple[str, str], **facts: str) -> None:
+        """Log a warning and its hint once for each pod."""
+        event, hint = warning
+        if (event, pod.id) not in self._warned and len(self._warned) < MAX_WARNED:
+            self._warned.add((event, pod.id))
+            log.warning(event, pod=pod.id, **facts, hint=hint)
+
+    def _return_unread(self, attempt: SplitAttempt, failed: PodId = "") -> None:
+        """Let a pod that has not just failed release the KV that the prefill pod holds for nobody."""
+        handoff, attempt.unread, pair = attempt.unread, None, attempt.pair
+        if handoff is None or not still_has_kv(self._fleet, pair.prefill):
+            return
+        ready = (status.pod for status in self._fleet.snapshot.pods if status.state is PodState.READY)
+        able = [
+            pod for pod in ready if pod.id != failed and pod.role is not Role.PREFILL and compatible(pair.prefill, pod)
+        ]
+        if able:
+            peer = next((pod for pod in able if pod.id == pair.decode.id), able[0])
+            self._returns.give_back(pair.prefill, peer, handoff.params)
+
+    def _return_offer(self, pair: Pair, params: Opaque) -> None:
+        """The decode pod holds the KV of its answer for a next turn. The prefill pod releases it."""
+        self._warn(pair.decode, OFFERS)
+        self._returns.give_back(pair.decode, pair.prefill, params)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
         """The client's response, which the one token of the prefill response completed."""
@@ -283,19 +377,26 @@ class SplitExecutor:
 
     async def _decode(
         self, attempt: SplitAttempt, offered: Handoff | None, prefill: asyncio.Task[WholeReply]
-    ) -> DecodeReply:
+    ) -> HandoffReply:
         """The decode pod's response from its first piece on. Raises `UpstreamError`; then `open` closes it."""
         head, pod = attempt.context.head, attempt.pair.decode
         edited = await self._edited(attempt, offered)
         body = partial(attempt.decode_body, offered, self._fleet, edited)
-        reply = await self._sender.send_once(head, pod, body, "decode")
-        attempt.reply = reply
-        first = await self._first_piece(attempt, reply)
+
+        async def begin() -> tuple[Reply, bytes]:
+            attempt.reply = reply = await self._sender.send_once(head, pod, body, "decode")
+            return reply, await self._first_piece(attempt, reply)
+
+        # A response that is not streamed begins when it is complete, however long it is.
+        is_streamed = attempt.context.request.stream
+        limited = self._limited(attempt, pod, DECODE_LIMIT_S, begin(), prefill) if is_streamed else begin()
+        reply, first = await limited
         if not prefill.done():
             await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
         if attempt.dialect.order is Order.TOGETHER:
             attempt.count_cached_tokens(prefill)
-        return DecodeReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel)
+        return_offer = partial(self._return_offer, attempt.pair)
+        return HandoffReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel, return_offer)
 
     async def _first_piece(self, attempt: SplitAttempt, reply: Reply) -> bytes:
         """The first piece of body. Raises `HandoffFailed` where the handoff may have caused an error."""
@@ -311,6 +412,8 @@ class SplitExecutor:
         if media_type(dict(reply.headers)) == EVENT_STREAM and has_early_error(first):
             attempt.decode_failed("the stream began with an error", caused_by=prefill, doubtful=True)
         elif reply.status < 400:
+            if attempt.sent_handoff:
+                attempt.unread = None
             self._breaker.success(prefill)
             self._observe_handoff(attempt, time.monotonic())
         return first
@@ -349,7 +452,7 @@ class PullExecutor:
         self._sender = sender
         self._turns = FairTurns()
 
-    async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> Reply:
+    async def open(self, tracker: Tracker, pod: Pod, holder: PodId) -> AnyReply:
         """The pod's response. Raises `UpstreamError`."""
         context, is_last = tracker.context, tracker.is_last
         if (body := await self.body(context, pod, holder)) is None:
@@ -359,7 +462,7 @@ class PullExecutor:
         if reply.status >= 400 and reply.status not in RETRY_STATUSES and not is_last:
             reply.close()
             raise HandoffFailed(f"pod {pod.id}: status {reply.status} to a pull from pod {holder}")
-        return reply
+        return HandoffReply(reply)
 
     async def body(self, context: RequestContext, pod: Pod, holder: PodId) -> bytes | None:
         """The client's body with the request to pull; None if the holder is gone or its facts are unknown."""

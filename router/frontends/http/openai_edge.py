@@ -23,29 +23,31 @@ from router.admission.fair_bound import FairBound
 from router.admission.gate import AdmissionGate
 from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.config.schema import Edge, Limits
-from router.endpoints import endpoint_of
+from router.endpoints import conventions_of, endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
 from router.errors import MethodNotAllowed, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
-from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_usage_asked
+from router.frontends.http.exchange import Exchange
+from router.frontends.http.form_fields import FormFields, Forms, declares_form, with_model, with_usage_asked
 from router.frontends.http.http_edge import AnyExchange, HttpEdge, send_error
 from router.frontends.http.large_bodies import LargeBodies
 from router.frontends.http.relay import end_broken_stream
 from router.frontends.http.request_head import CorsPolicy
 from router.frontends.response_locator import ResponseLocator
-from router.index.stored_responses import id_in_path
+from router.index.stored_responses import StoredResponse, id_in_path
 from router.observe.tracing import Tracing
 from router.phases import Phases
 from router.request.context import RequestContext
 from router.request.endings import Endings
 from router.request.error_responses import stream_error_body
-from router.request.inbound import Head, HeaderList, Trace
+from router.request.inbound import EVENT_STREAM, Head, HeaderList, Trace
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest, UsageShown
 
 _JSON = b"application/json"
+_EVENTS: HeaderList = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")]
 _TRANSCRIBING = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
 MAX_ID_CHARACTERS = 128
 _SAFE_ID = re.compile(rb"(?!.*___)[A-Za-z0-9._-]{1,%d}" % MAX_ID_CHARACTERS)
@@ -152,6 +154,8 @@ class OpenAiEdge(HttpEdge):
                 self._endings.has_arrived(admitted.hold)
             if len(client.body) > READ_ALONE_BYTES:
                 await asyncio.sleep(0)
+            if self._edge.keep_alive_s and context.request.stream and isinstance(client, Exchange):
+                client.keep_open(self._edge.keep_alive_s, conventions_of(head.path).ping, [*_EVENTS, *_names_of(head)])
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -191,12 +195,27 @@ class OpenAiEdge(HttpEdge):
         if request is None:
             request = self._reader.read(
                 *(endpoint, head.named, client.body, head.id, admitted.tenant, stored.model if stored else ""),
+                stored_model=stored.model if stored else "",
                 sees_response=client.sees_response,
             )
+        if request.name and (previous := request.prompt.get("previous_response_id")):
+            request, stored = await self._continued(client, request, previous)
         context = RequestContext(request, head, phases, admitted.tenant, admitted.owner, reader=reader_of(endpoint))
         if stored is not None:
             context.stored_pod = stored.pod
         return context
+
+    async def _continued(
+        self, client: AnyExchange, request: InferenceRequest, previous: str
+    ) -> tuple[InferenceRequest, StoredResponse]:
+        """The request for a name that continues a stored response, by the model that the response is of."""
+        head, tenant = client.head, client.admitted.tenant
+        stored = await self._responses.locate(previous, "previous_response_id", tenant.name)
+        if stored.model == (request.adapter or request.model):
+            return request, stored
+        arguments = request.endpoint, head.named, client.body, head.id, tenant
+        again = partial(self._reader.read, stored_model=stored.model, sees_response=client.sees_response)
+        return await self._turns.run(tenant, client.body, again, *arguments), stored
 
     async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:
         """The request, if its body is large or a form, by which it may steer an engine; None for others."""
@@ -206,6 +225,9 @@ class OpenAiEdge(HttpEdge):
             fields = await self._forms.read(endpoint, body, content_type, tenant)
             if fields.model:
                 request = self._reader.read(endpoint, head.named, body, head.id, tenant, fields.model)
+                if request.name:
+                    change = body, fields, request.adapter or request.model
+                    request = replace(request, body=await self._turns.run(tenant, body, with_model, *change))
                 return await self._with_usage(client, request, fields)
         elif not self._large_bodies.needs_check(body):
             return None
@@ -249,9 +271,17 @@ class OpenAiEdge(HttpEdge):
 
     def _answer(self, client: AnyExchange, error: Exception) -> None:
         head, names_pods = client.head, self._edge.route_headers
+        if client.kept_open and not client.started:
+            client.start(200, _EVENTS)
+            end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
+            return
         if client.started:
             if client.sends_events and not client.response_complete and isinstance(error, UpstreamError | Stopping):
                 end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
             return
-        trace = [] if head.trace is None else [head.trace.context()]
-        send_error(client, error, (b"x-request-id", head.id.encode()), *trace, names_pods=names_pods)
+        send_error(client, error, *_names_of(head), names_pods=names_pods)
+
+
+def _names_of(head: Head) -> HeaderList:
+    """The headers by which a request is found again."""
+    return [(b"x-request-id", head.id.encode()), *([] if head.trace is None else [head.trace.context()])]

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from router.engines.handoff.offers import Offered, OfferFilter
 from router.engines.handoff.usage import UsageCorrection
 from router.errors import UpstreamBroken, UpstreamError
 from router.frontends.http.connection import LARGE_PIECE_BYTES, Ready, Sink
@@ -157,16 +158,28 @@ class WholeReply(_ReadReply):
         """No connection is open."""
 
 
-class DecodeReply(_ReadReply):
-    """The decode pod's response, from `first` on, with `cached_tokens` in its usage where it has one. `closed` is
-    called by `close`."""
+def _nothing(*_: object) -> None:
+    """Nothing to do."""
 
-    def __init__(self, reply: AnyReply, first: bytes, cached_tokens: int | None, closed: Callable[[], object]) -> None:
+
+class HandoffReply(_ReadReply):
+    """The response to a request with transfer parameters: without any in it, with `cached_tokens` in its usage where
+    it has one. `first`: what was read of it; None: nothing yet. `closed` is called by `close`."""
+
+    def __init__(
+        self,
+        reply: AnyReply,
+        first: bytes | None = None,
+        cached_tokens: int | None = None,
+        closed: Callable[[], object] = _nothing,
+        offered: Offered = _nothing,
+    ) -> None:
         self._reply = reply
-        self._first: bytes | None = first
+        self._first = first
         kind = media_type(dict(reply.headers))
-        corrected_tokens = cached_tokens if kind in (EVENT_STREAM, JSON) else None
-        self._correction = UsageCorrection(corrected_tokens, kind == EVENT_STREAM)
+        self._is_text = kind in (EVENT_STREAM, JSON)
+        self._offers = OfferFilter(kind == EVENT_STREAM, offered)
+        self._correction = UsageCorrection(cached_tokens, kind == EVENT_STREAM)
         self._closed = closed
         self.pod = reply.pod
         self.status = reply.status
@@ -175,9 +188,11 @@ class DecodeReply(_ReadReply):
     async def read(self) -> bytes:
         """The next corrected piece; b"" at the end."""
         while piece := await self._next():
-            if corrected := self._correction.feed(piece):
+            if not self._is_text:
+                return piece
+            if corrected := self._correction.feed(self._offers.feed(piece)):
                 return corrected
-        return self._correction.end()
+        return self._correction.feed(self._offers.end()) + self._correction.end()
 
     async def _next(self) -> bytes:
         first, self._first = self._first, None

@@ -9,6 +9,11 @@ _TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1
 _PHASE_SECONDS = (0.00002, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0, 60.0)
 
 REQUESTS = counter("warmroute_requests", "Requests that ended, by endpoint, model and result.", "endpoint model result")
+NAMED_REQUESTS = counter(
+    "warmroute_named_requests",
+    "Requests that ended and asked for a name of `names`, by what it became and result.",
+    "name model result",
+)
 IN_FLIGHT = gauge("warmroute_in_flight_requests", "Requests being served.")
 QUEUED = gauge("warmroute_queue_requests", "Requests that wait in front of the fleet.")
 QUEUE_S = histogram(

@@ -55,6 +55,10 @@ class Conversion:
         """The chat's body as `ChatTemplate.render` needs it: `chat`, unless the engine reads chats in its own way."""
         return self.chat(body)
 
+    def encloses(self, body: Mapping[str, Any]) -> bool:
+        """Whether the tokenizer puts special tokens around the text of this chat."""
+        return False
+
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
         """Whether it reads a chat with only plain roles and texts as vLLM does."""
         return False

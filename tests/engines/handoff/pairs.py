@@ -8,7 +8,7 @@ from typing import Any
 
 from router.engines.handoff.dialect import Pair
 from router.types import Endpoint
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 CHAT = Endpoint.CHAT
 COMPLETIONS = Endpoint.COMPLETIONS

@@ -11,7 +11,7 @@ import pytest
 from router.engines.handoff.addresses import MAX_DEPTH, PARAMETERS, foreign_address
 from router.engines.handoff.vllm_connectors import Nixl
 from tests.engines.handoff.test_vllm_connectors import ANSWER
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 OWN = "http://10.0.0.3:8000"
 

@@ -14,7 +14,6 @@ from router.engines.handoff.bodies import edited, read_prefill, whole_response
 from router.engines.steering import HANDOFF_FIELDS
 from router.errors import MalformedRequest
 from tests.engines.handoff.pairs import answer
-from tests.examples import examples
 
 ODD = rb'{"seed" : -9223372036854775808,"big":12345678901234567890123,"p":1.0e-0,"q":-0.0,"r":1E400, "m":[ 1,  "\ud83d\ude00" ],"max_tokens":9}'  # noqa: E501
 
@@ -72,7 +71,6 @@ def test_anything_but_an_object_is_an_error(body: bytes) -> None:
         edited(body, {"max_tokens": 1})
 
 
-@examples(60)
 @given(
     st.dictionaries(keys, json_values, max_size=6),
     st.dictionaries(keys, st.integers(0, 9), max_size=3),

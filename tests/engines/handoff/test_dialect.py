@@ -15,8 +15,7 @@ from router.engines.handoff.dialect import Dialect, Handoff, Order, split_refusa
 from router.engines.steering import HANDOFF_FIELDS
 from router.types import Endpoint
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, read
-from tests.examples import examples
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 EVERY = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=list(DIALECTS))
 ANSWER = answer(
@@ -138,7 +137,6 @@ def test_an_ipv6_pod_has_an_unambiguous_address(dialect: Dialect) -> None:
 
 
 @EVERY
-@examples(25)
 @given(
     fields=st.dictionaries(
         st.sampled_from(["max_tokens", "stop", "n", "stream", "kv_transfer_params", "min_tokens", "r\u00e9", "\ud800"]),

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from router.engines.handoff import usage
 from router.engines.handoff.usage import MAX_HELD_BYTES, UsageCorrection
-from tests.examples import examples
 
 USAGE = '"usage":{"prompt_tokens":96,"completion_tokens":8,"prompt_tokens_details":{"cached_tokens":%s},"x":1.0e0}'
 TRICKY = '"cached_tokens": 95, {"usage":{"prompt_tokens_details":{"cached_tokens":95}}}\n\ndata: é'
@@ -47,14 +46,12 @@ def test_a_stream_has_them_too(end: str) -> None:
     assert stream(95, end) != stream(16, end)
 
 
-@examples(60)
 @given(st.lists(st.integers(0, len(stream(95))), max_size=12), st.booleans(), st.integers(0, 10**6))
 def test_the_division_into_chunks_makes_no_difference(cuts: list[int], streamed: bool, cached: int) -> None:
     text, wanted = (stream(95), stream(cached)) if streamed else (whole(95, TRICKY), whole(cached, TRICKY))
     assert corrected(text, cached, streamed=streamed, cuts=cuts) == wanted
 
 
-@examples(40)
 @given(st.lists(st.integers(0, 200), max_size=6), st.binary(max_size=60), st.text(max_size=30), st.booleans())
 def test_answers_without_usage_do_not_change(cuts: list[int], noise: bytes, text: str, streamed: bool) -> None:
     """Noise, and any text of a model."""

@@ -8,7 +8,7 @@ import pytest
 from router.engines.handoff.dialect import Handoff, Order
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl, P2p, SharedStore, one_token_body, takes_prompt_tokens
 from tests.engines.handoff.pairs import CHAT, COMPLETIONS, answer, chat, completion, pair, read
-from tests.policy.scenes import make_pod
+from tests.kit.scenes import make_pod
 
 
 def test_a_one_token_body_asks_for_one_token_and_no_stream() -> None:

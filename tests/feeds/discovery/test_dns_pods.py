@@ -27,7 +27,7 @@ from router.feeds.discovery.dns_pods import (
     resolve,
 )
 from router.feeds.discovery.membership import ListedPod, SourceStatus
-from tests.virtual_time import run_virtually
+from tests.kit.virtual_time import run_virtually
 
 NAME = DnsName(name="vllm.ns.svc", port=8000)
 NONE: DnsRecords = DnsRecords((), 2.0)

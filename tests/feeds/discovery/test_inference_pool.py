@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +15,8 @@ from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.kubernetes_pods import KubernetesSource
 from router.feeds.discovery.membership import ListedPod, SourceStatus
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
-from tests.virtual_time import run_virtually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual]
 
 ENTRY = KubernetesPods(inference_pool="models", api=KubernetesApi(url="http://kube", token_file="/none"))
 
@@ -42,18 +44,16 @@ class FollowedPool:
         return sorted(pod.config.url.removeprefix("http://") for pod in self.sets[-1])
 
 
-def virtually(cluster: FakeKubernetes, story: Callable[[FollowedPool], Awaitable[None]]) -> None:
-    async def main() -> None:
-        found = FollowedPool(cluster)
-        task = asyncio.create_task(found.follow())
-        await asyncio.sleep(1)
-        try:
-            await story(found)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(main())
+@asynccontextmanager
+async def following(cluster: FakeKubernetes) -> AsyncIterator[FollowedPool]:
+    found = FollowedPool(cluster)
+    task = asyncio.create_task(found.follow())
+    await asyncio.sleep(1)
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def a_pool() -> FakeKubernetes:
@@ -63,22 +63,18 @@ def a_pool() -> FakeKubernetes:
     return cluster
 
 
-def test_each_port_of_a_pod_is_an_engine_and_a_label_may_exclude_some() -> None:
+async def test_each_port_of_a_pod_is_an_engine_and_a_label_may_exclude_some() -> None:
     cluster = a_pool()
     cluster.put_pool("models", 8000, 8001, 8002, app="vllm")
     cluster.put_pod("b", annotations={"inference.networking.k8s.io/active-ports": "8001,9000"})
-
-    async def story(found: FollowedPool) -> None:
+    async with following(cluster) as found:
         assert found.urls() == ["10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.1:8002", "10.0.0.2:8001"]
         assert {pod.config.id for pod in found.sets[-1]} == {"a:8000", "a:8001", "a:8002", "b"}
 
-    virtually(cluster, story)
 
-
-def test_pods_are_watched_and_a_changed_pool_is_followed() -> None:
+async def test_pods_are_watched_and_a_changed_pool_is_followed() -> None:
     cluster = a_pool()
-
-    async def story(found: FollowedPool) -> None:
+    async with following(cluster) as found:
         assert found.targets == [PoolTarget("app=vllm,tier=gpu", (8000,))] and found.urls() == ["10.0.0.1:8000"]
         cluster.put_pod("b")
         await asyncio.sleep(1)
@@ -91,13 +87,10 @@ def test_pods_are_watched_and_a_changed_pool_is_followed() -> None:
         await asyncio.sleep(1)
         assert found.urls() == ["10.0.0.1:9000"]
 
-    virtually(cluster, story)
 
-
-def test_the_last_pods_stay_while_the_pool_cannot_be_read() -> None:
+async def test_the_last_pods_stay_while_the_pool_cannot_be_read() -> None:
     cluster = a_pool()
-
-    async def story(found: FollowedPool) -> None:
+    async with following(cluster) as found:
         cluster.delete("models", resource="inferencepools")
         await asyncio.sleep(POOL_S + 1)
         assert "404" in found.status.error and found.urls() == ["10.0.0.1:8000"]
@@ -108,21 +101,16 @@ def test_the_last_pods_stay_while_the_pool_cannot_be_read() -> None:
         await asyncio.sleep(POOL_S + 1)
         assert not found.status.error and len(found.targets) == 1
 
-    virtually(cluster, story)
 
-
-def test_a_pool_that_may_not_be_read_says_which_permission_is_missing() -> None:
+async def test_a_pool_that_may_not_be_read_says_which_permission_is_missing() -> None:
     cluster = a_pool()
     cluster.faults.denied = frozenset({"get inferencepools"})
-
-    async def story(found: FollowedPool) -> None:
+    async with following(cluster) as found:
         assert 'apiGroups: ["inference.networking.k8s.io"], resources: ["inferencepools"]' in found.status.error
         assert not found.sets
         cluster.faults.denied = frozenset()
         await asyncio.sleep(POOL_S + 1)
         assert found.urls() == ["10.0.0.1:8000"]
-
-    virtually(cluster, story)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError
 from router.wiring import kube_sources
 from router.wiring.kube_sources import api_server
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_servers.server import TlsFiles, tls_material
 
 pytestmark = [
@@ -24,7 +25,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl command makes the certificates"),
 ]
-DEADLINE_S = 30.0
 LINE = b'{"type":"MODIFIED","object":"%b"}'
 LINES = [LINE % (b"x" * size) for size in (1, 5_000, 40_000, 7)]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from msgspec import structs
 
 from router.config.pod_schema import PodConfig
-from router.feeds.discovery.kube_api import KubePod, WatchEvent, read_page
-from router.feeds.discovery.kube_watch import PAGE, PodTable, WatchPlan
+from router.feeds.discovery.kube_api import KubePod, WatchEvent
+from router.feeds.discovery.kube_watch import PodTable, WatchPlan
 from router.feeds.discovery.kubernetes_pods import Presence
-from tests.pace import Stopwatch
 
 KEY = ("ns", "a")
 
@@ -93,15 +91,3 @@ def test_of_two_pods_with_one_address_the_one_that_listens_there_is_last(first: 
     presence.update([(config, latest)], 0.0)
     seen = [(config, each) for each in (new, structs.replace(latest, terminating=True), old)][:: 1 if first else -1]
     assert [listed.uid for listed in presence.update(seen, 1.0)] == ["3", "1", "2"]
-
-
-def test_a_page_of_large_pods_does_not_block_requests() -> None:
-    """Annotations of 80 KB each; the decoder cannot be interrupted."""
-    notes = {"notes": "x" * 80_000}
-    item = {"metadata": {"name": "a", "namespace": "ns", "uid": "1", "resourceVersion": "1", "annotations": notes}}
-    body = msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": [item] * PAGE})
-    stopwatch = Stopwatch()
-    for _ in range(5):
-        with stopwatch:
-            assert len(read_page(body).items or ()) == PAGE
-    assert stopwatch.least_s < 0.005

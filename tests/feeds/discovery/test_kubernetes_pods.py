@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from router.feeds.discovery.kube_watch import LATE_S, WATCH_S
 from router.feeds.discovery.kubernetes_pods import TERMINATING, KubernetesSource
 from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.fleet.fleet import NOT_READY
-from tests.examples import examples
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes, Faults
-from tests.virtual_time import run_virtually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual]
 
 RESYNC_S = 300.0
 CONVERGED_S = RESYNC_S + WATCH_S[1] + LATE_S + 10
@@ -70,18 +70,6 @@ class Observed:
             await asyncio.gather(task, return_exceptions=True)
 
 
-def virtually(cluster: FakeKubernetes, story: Callable[[Observed], Awaitable[None]], **entry: Any) -> Observed:
-    """Run `story` while a source follows the cluster."""
-
-    async def main() -> Observed:
-        observed = Observed(cluster, **entry)
-        async with observed.running():
-            await story(observed)
-        return observed
-
-    return run_virtually(main())
-
-
 def three_pods() -> FakeKubernetes:
     cluster = FakeKubernetes()
     for name in "abc":
@@ -106,10 +94,9 @@ def three_pods() -> FakeKubernetes:
     ],
     ids=["lost event", "silent", "down", "500", "429", "410 status", "410 in stream", "closed early"],
 )
-def test_a_deletion_that_a_fault_hides_is_found(fault: Faults) -> None:
+async def test_a_deletion_that_a_fault_hides_is_found(fault: Faults) -> None:
     """A full list follows at the latest `CONVERGED_S` after the fault is over."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         cluster = observed.cluster
         cluster.faults = fault
         cluster.delete("b")
@@ -120,83 +107,68 @@ def test_a_deletion_that_a_fault_hides_is_found(fault: Faults) -> None:
         await asyncio.sleep(CONVERGED_S)
         assert observed.chosen() == cluster.ready_uids()
 
-    virtually(three_pods(), story)
-
 
 @pytest.mark.parametrize("form", [Faults(forget=True), Faults(forget=True, forget_in_stream=True)])
-def test_an_expired_version_is_replaced_by_a_list_within_two_seconds(form: Faults) -> None:
+async def test_an_expired_version_is_replaced_by_a_list_within_two_seconds(form: Faults) -> None:
     """In both forms."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         observed.cluster.faults = form
         observed.cluster.close_watches()
         observed.cluster.put_pod("d")
         await asyncio.sleep(2)
         assert observed.chosen() == observed.cluster.ready_uids()
 
-    virtually(three_pods(), story)
 
-
-def test_a_proxy_that_closes_watches_of_old_versions_does_not_hide_changes() -> None:
+async def test_a_proxy_that_closes_watches_of_old_versions_does_not_hide_changes() -> None:
     """Two quick ends without an event lead to a list from scratch."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         observed.cluster.faults.close_old = True
         observed.cluster.close_watches()
         observed.cluster.delete("b")
         await asyncio.sleep(3)
         assert observed.chosen() == observed.cluster.ready_uids()
 
-    virtually(three_pods(), story)
 
-
-def test_the_last_pods_stay_while_the_api_server_is_away_and_are_right_five_seconds_after() -> None:
+async def test_the_last_pods_stay_while_the_api_server_is_away_and_are_right_five_seconds_after() -> None:
     """Their age is known."""
-
-    async def story(observed: Observed) -> None:
-        cluster = observed.cluster
-        before = observed.chosen()
-        cluster.faults.down = True
-        cluster.close_watches()
-        for name in "ab":
-            cluster.delete(name)
-        cluster.put_pod("d")
-        await asyncio.sleep(300)
-        assert observed.chosen() == before
-        assert 299 < observed.status.age_s < 302
-        cluster.faults.down = False
-        await asyncio.sleep(5)
-        assert observed.chosen() == cluster.ready_uids()
-        assert observed.status.age_s < 5
-
     with capture_logs() as logs:
-        virtually(three_pods(), story)
+        async with Observed(three_pods()).running() as observed:
+            cluster = observed.cluster
+            before = observed.chosen()
+            cluster.faults.down = True
+            cluster.close_watches()
+            for name in "ab":
+                cluster.delete(name)
+            cluster.put_pod("d")
+            await asyncio.sleep(300)
+            assert observed.chosen() == before
+            assert 299 < observed.status.age_s < 302
+            cluster.faults.down = False
+            await asyncio.sleep(5)
+            assert observed.chosen() == cluster.ready_uids()
+            assert observed.status.age_s < 5
     assert [line["event"] for line in logs] == [
         "pod source unavailable; its last pods stay in use",
         "pod source available again",
     ]
 
 
-def test_a_selector_that_matches_no_pod_is_logged_once() -> None:
+async def test_a_selector_that_matches_no_pod_is_logged_once() -> None:
     """It is most likely wrong, and the router is not ready until it matches one."""
-
-    async def story(observed: Observed) -> None:
-        await asyncio.sleep(3 * RESYNC_S)
-        observed.cluster.put_pod("a")
-        await asyncio.sleep(1)
-        assert observed.chosen()
-
     with capture_logs() as logs:
-        virtually(FakeKubernetes(), story)
+        async with Observed(FakeKubernetes()).running() as observed:
+            await asyncio.sleep(3 * RESYNC_S)
+            observed.cluster.put_pod("a")
+            await asyncio.sleep(1)
+            assert observed.chosen()
     assert [line["event"] for line in logs] == ["no pods found"]
     assert logs[0]["selector"] == "app=vllm"
     assert logs[0]["path"] == "/api/v1/namespaces/ns/pods"
 
 
-def test_a_silent_watch_is_replaced_after_a_minute() -> None:
+async def test_a_silent_watch_is_replaced_after_a_minute() -> None:
     """Without an error of the connection."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         observed.cluster.faults.silent = True
         observed.cluster.close_watches()
         await asyncio.sleep(1)
@@ -205,13 +177,10 @@ def test_a_silent_watch_is_replaced_after_a_minute() -> None:
         await asyncio.sleep(WATCH_S[1] + LATE_S + 2)
         assert observed.chosen() == observed.cluster.ready_uids()
 
-    virtually(three_pods(), story)
 
-
-def test_a_terminating_pod_is_drained_at_once_and_gone_after_its_deletion() -> None:
+async def test_a_terminating_pod_is_drained_at_once_and_gone_after_its_deletion() -> None:
     """The first event comes a grace period before the second."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         observed.cluster.terminate("b")
         await asyncio.sleep(0.3)
         assert observed.reasons() == {"a": "", "b": TERMINATING, "c": ""}
@@ -219,13 +188,10 @@ def test_a_terminating_pod_is_drained_at_once_and_gone_after_its_deletion() -> N
         await asyncio.sleep(0.3)
         assert observed.reasons() == {"a": "", "c": ""}
 
-    virtually(three_pods(), story)
 
-
-def test_a_pod_that_is_not_ready_is_drained_and_dropped_after_the_grace_period() -> None:
+async def test_a_pod_that_is_not_ready_is_drained_and_dropped_after_the_grace_period() -> None:
     """It returns when it is ready again, also after that. A pod that was never ready is not used."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods(), not_ready_grace_s=30.0).running() as observed:
         cluster = observed.cluster
         for ready, wait_s, expected in [
             (False, 29, {"b": NOT_READY}),
@@ -241,13 +207,10 @@ def test_a_pod_that_is_not_ready_is_drained_and_dropped_after_the_grace_period()
         await asyncio.sleep(1)
         assert "d" not in observed.reasons()
 
-    virtually(three_pods(), story, not_ready_grace_s=30.0)
 
-
-def test_a_pod_with_a_known_name_and_a_new_uid_is_another_pod() -> None:
+async def test_a_pod_with_a_known_name_and_a_new_uid_is_another_pod() -> None:
     """Although the deletion of the old one was lost."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         cluster = observed.cluster
         old = observed.chosen()
         cluster.faults.drop = 1
@@ -257,13 +220,10 @@ def test_a_pod_with_a_known_name_and_a_new_uid_is_another_pod() -> None:
         assert new in observed.chosen() - old
         assert observed.chosen() == cluster.ready_uids()
 
-    virtually(three_pods(), story)
 
-
-def test_of_two_pods_with_one_address_the_newer_one_is_used() -> None:
+async def test_of_two_pods_with_one_address_the_newer_one_is_used() -> None:
     """The API keeps the address of a pod that has ended."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         cluster = observed.cluster
         cluster.terminate("b")
         new = cluster.put_pod("d", ip="10.0.0.2")
@@ -272,47 +232,38 @@ def test_of_two_pods_with_one_address_the_newer_one_is_used() -> None:
         assert (observed.pods or ())[-1].uid == new["metadata"]["uid"]
         assert "a" not in observed.reasons()
 
-    virtually(three_pods(), story)
-
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_missing_permission_is_named_once_with_verb_resource_and_namespace(verb: str) -> None:
+async def test_missing_permission_is_named_once_with_verb_resource_and_namespace(verb: str) -> None:
     """The verb is the one that was refused. The pods that are known stay."""
-
-    async def story(observed: Observed) -> None:
-        faults = observed.cluster.faults
-        faults.status, faults.refused_verb = 403, verb
-        observed.cluster.close_watches()
-        await asyncio.sleep(RESYNC_S + 200)
-        assert len(observed.chosen()) == 3
-        assert len(observed.cluster.requests) < 110
-
     with capture_logs() as logs:
-        virtually(three_pods(), story)
+        async with Observed(three_pods()).running() as observed:
+            faults = observed.cluster.faults
+            faults.status, faults.refused_verb = 403, verb
+            observed.cluster.close_watches()
+            await asyncio.sleep(RESYNC_S + 200)
+            assert len(observed.chosen()) == 3
+            assert len(observed.cluster.requests) < 110
     errors = [line["error"] for line in logs]
     assert len(errors) == 1
     assert f"{verb} is not permitted" in errors[0] and 'resources: ["pods"], verbs: ["list", "watch"]' in errors[0]
     assert "namespace ns" in errors[0] and f'cannot {verb} resource "pods"' in errors[0]
 
 
-def test_a_rotated_token_is_used_within_a_watch(tmp_path: Path) -> None:
+async def test_a_rotated_token_is_used_within_a_watch(tmp_path: Path) -> None:
     """The kubelet replaces the file."""
     token = tmp_path / "token"
     token.write_text("first\n")
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods(), token=str(token)).running() as observed:
         token.write_text("second\n")
         await asyncio.sleep(WATCH_S[1] + 1)
         sent = [request.headers["authorization"] for request in observed.cluster.requests]
         assert (sent[0], sent[-1]) == ("Bearer first", "Bearer second")
 
-    virtually(three_pods(), story, token=str(token))
 
-
-def test_lost_changes_are_counted_and_status_writes_cause_no_new_sets() -> None:
+async def test_lost_changes_are_counted_and_status_writes_cause_no_new_sets() -> None:
     """A kubelet writes the status of a pod often."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         sets = observed.sets
         for _ in range(50):
             observed.cluster.put_pod("a")
@@ -323,49 +274,38 @@ def test_lost_changes_are_counted_and_status_writes_cause_no_new_sets() -> None:
         await asyncio.sleep(CONVERGED_S)
         assert observed.status.resync_differences == 1
 
-    virtually(three_pods(), story)
 
-
-def test_many_events_at_once_are_applied_within_a_second() -> None:
+async def test_many_events_at_once_are_applied_within_a_second() -> None:
     """Reading events together does not delay a rolling update."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         for number in range(500):
             observed.cluster.put_pod(f"new-{number}", ip=f"10.1.{number // 250}.{number % 250}")
         await asyncio.sleep(1)
         assert observed.chosen() == observed.cluster.ready_uids()
         assert observed.sets < 10
 
-    virtually(three_pods(), story)
 
-
-def test_long_lists_are_read_in_pages_and_namespaces_separately() -> None:
+async def test_long_lists_are_read_in_pages_and_namespaces_separately() -> None:
     """A namespace whose pods cannot be read does not hide the others."""
     cluster = three_pods()
     cluster.page = 2
     cluster.put_pod("a", namespace="other")
-
-    async def story(observed: Observed) -> None:
-        assert sorted(observed.reasons()) == ["ns/a", "ns/b", "ns/c", "other/a"]
-
-    virtually(cluster, story, namespaces=("ns", "other"))
-    virtually(cluster, story, namespaces=("*",))
+    for namespaces in (("ns", "other"), ("*",)):
+        async with Observed(cluster, namespaces=namespaces).running() as observed:
+            assert sorted(observed.reasons()) == ["ns/a", "ns/b", "ns/c", "other/a"]
 
 
-def test_zones_come_from_nodes_where_permissions_allow_it() -> None:
+async def test_zones_come_from_nodes_where_permissions_allow_it() -> None:
     """They are read once a node, and never delay the pods."""
     cluster = three_pods()
     cluster.nodes["node-1"] = {"topology.kubernetes.io/zone": "z1", "rack": "r1"}
-
-    async def story(observed: Observed) -> None:
+    async with Observed(cluster, rack_label="rack").running() as observed:
         cluster.put_pod("d")
         await asyncio.sleep(1)
         assert {(pod.config.zone, pod.config.rack, pod.config.host) for pod in observed.pods or ()} == {
             ("z1", "r1", "node-1")
         }
         assert sum("nodes" in request.url.path for request in cluster.requests) == 1
-
-    virtually(cluster, story, rack_label="rack")
 
 
 # --- any history ---
@@ -411,12 +351,12 @@ def step(cluster: FakeKubernetes, kind: str, name: str, on: bool) -> None:
         faults.status = 500 if on else 0
 
 
-@examples(150)
 @given(st.lists(st.tuples(st.one_of(TRUE_CHANGES, HARMLESS, HARMFUL), st.sampled_from([0, 0.3, 5, 90])), max_size=25))
-def test_after_any_history_the_pods_converge_to_the_list(history: list[tuple[tuple[str, str, bool], float]]) -> None:
+async def test_after_any_history_the_pods_converge_to_the_list(
+    history: list[tuple[tuple[str, str, bool], float]],
+) -> None:
     """Within `CONVERGED_S` after the faults are over."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         for (kind, name, on), wait_s in history:
             step(observed.cluster, kind, name, on)
             await asyncio.sleep(wait_s)
@@ -426,18 +366,12 @@ def test_after_any_history_the_pods_converge_to_the_list(history: list[tuple[tup
         known = {pod["metadata"]["uid"] for pod in observed.cluster.objects.values()}
         assert {pod.uid for pod in observed.pods or ()} <= known
 
-    virtually(three_pods(), story)
 
-
-@examples(100)
 @given(st.lists(st.one_of(TRUE_CHANGES, HARMLESS), max_size=25))
-def test_while_the_watch_works_a_change_takes_less_than_a_second(history: list[tuple[str, str, bool]]) -> None:
+async def test_while_the_watch_works_a_change_takes_less_than_a_second(history: list[tuple[str, str, bool]]) -> None:
     """Also if events are repeated in another order, and watches end. No other pod is chosen, and none is missing."""
-
-    async def story(observed: Observed) -> None:
+    async with Observed(three_pods()).running() as observed:
         for kind, name, on in history:
             step(observed.cluster, kind, name, on)
             await asyncio.sleep(1)
             assert observed.chosen() == observed.cluster.ready_uids()
-
-    virtually(three_pods(), story)

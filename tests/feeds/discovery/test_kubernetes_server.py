@@ -13,9 +13,9 @@ from router.feeds.discovery.membership import SourceStatus
 from router.wiring.kube_sources import api_server
 from tests.feeds.discovery.fake_kubernetes import FakeKubernetes
 from tests.feeds.discovery.kubernetes_server import served
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
-DEADLINE_S = 20.0
 
 
 async def test_pods_are_listed_and_watched() -> None:

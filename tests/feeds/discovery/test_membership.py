@@ -19,7 +19,7 @@ from router.feeds.supervise import STEP
 from router.fleet.drains import Drain
 from router.fleet.fleet import Fleet, PodEvent
 from router.types import PodSpeed, PodState, Role
-from tests.policy.scenes import SPEED
+from tests.kit.scenes import SPEED
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -12,36 +13,34 @@ from router.feeds.discovery.inference_pool import POOL_S, PoolObjectives, read_o
 from router.feeds.discovery.kube_api import KubeApi
 from router.feeds.discovery.membership import SourceStatus
 from tests.feeds.discovery.fake_kubernetes import OBJECTIVES, FakeKubernetes
-from tests.virtual_time import run_virtually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual]
 
 GIE, LLM_D = "inference.networking.x-k8s.io", "llm-d.ai"
 
 
-def virtually(cluster: FakeKubernetes, story: Callable[[PoolObjectives], Awaitable[None]]) -> None:
-    async def main() -> None:
-        api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), cluster.connect)
-        found = PoolObjectives("models", "ns", api, SourceStatus("objectives"))
-        task = asyncio.create_task(found.run())
-        await asyncio.sleep(1)
-        try:
-            await story(found)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    run_virtually(main())
+@asynccontextmanager
+async def following(cluster: FakeKubernetes) -> AsyncIterator[PoolObjectives]:
+    api = KubeApi(KubernetesApi(url="http://kube", token_file="/none"), cluster.connect)
+    found = PoolObjectives("models", "ns", api, SourceStatus("objectives"))
+    task = asyncio.create_task(found.run())
+    await asyncio.sleep(1)
+    try:
+        yield found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.mark.parametrize("group", [GIE, LLM_D])
-def test_priorities_are_those_of_the_pool_and_follow_its_objectives(group: str) -> None:
+async def test_priorities_are_those_of_the_pool_and_follow_its_objectives(group: str) -> None:
     """No priority is 0; the other group's kind need not exist."""
     cluster = FakeKubernetes()
     cluster.put_objective("chat", "models", 10, group)
     cluster.put_objective("batch", "models", -5, group)
     cluster.put_objective("usual", "models", None, group)
     cluster.put_objective("foreign", "other-pool", 99, group)
-
-    async def story(found: PoolObjectives) -> None:
+    async with following(cluster) as found:
         assert found.priorities == {b"chat": 10, b"batch": -5, b"usual": 0}
         cluster.put_objective("chat", "models", 20, group)
         cluster.delete("batch", resource=f"{group}/{OBJECTIVES}")
@@ -49,21 +48,16 @@ def test_priorities_are_those_of_the_pool_and_follow_its_objectives(group: str) 
         assert found.priorities == {b"chat": 20, b"usual": 0}
         assert not found.status.error
 
-    virtually(cluster, story)
 
-
-def test_a_cluster_without_objectives_has_no_priorities_and_no_error() -> None:
-    async def story(found: PoolObjectives) -> None:
+async def test_a_cluster_without_objectives_has_no_priorities_and_no_error() -> None:
+    async with following(FakeKubernetes()) as found:
         assert (found.priorities, found.status.error) == ({}, "")
 
-    virtually(FakeKubernetes(), story)
 
-
-def test_the_last_priorities_stay_while_objectives_cannot_be_read() -> None:
+async def test_the_last_priorities_stay_while_objectives_cannot_be_read() -> None:
     cluster = FakeKubernetes()
     cluster.put_objective("chat", "models", 10, GIE)
-
-    async def story(found: PoolObjectives) -> None:
+    async with following(cluster) as found:
         cluster.faults.denied = frozenset({f"list {OBJECTIVES}"})
         await asyncio.sleep(POOL_S)
         assert found.priorities == {b"chat": 10}
@@ -71,8 +65,6 @@ def test_the_last_priorities_stay_while_objectives_cannot_be_read() -> None:
         cluster.faults.denied = frozenset()
         await asyncio.sleep(POOL_S)
         assert not found.status.error
-
-    virtually(cluster, story)
 
 
 @pytest.mark.parametrize(

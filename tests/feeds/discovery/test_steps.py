@@ -17,7 +17,8 @@ from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Members
 from router.feeds.discovery.pod_facts import NodePlace
 from router.feeds.supervise import STEP, in_turns, running
 from router.fleet.fleet import Fleet
-from tests.policy.scenes import SPEED
+from tests.kit.deadlines import DEADLINE_S
+from tests.kit.scenes import SPEED
 
 MANY = 500
 NAMES = [f"{number:03}" for number in range(MANY)]
@@ -26,7 +27,7 @@ NAMES = [f"{number:03}" for number in range(MANY)]
 async def most_in_a_turn(count: Callable[[], int], work: Callable[[], Awaitable[object]]) -> int:
     """How much `count` grows at most in one turn of the event loop while `work` runs."""
     task, most, before = asyncio.ensure_future(work()), 0, count()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         while not task.done():
             await asyncio.sleep(0)
             now = count()

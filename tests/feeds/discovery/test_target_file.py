@@ -17,6 +17,7 @@ from router.errors import ConfigError
 from router.feeds.discovery.membership import ListedPod, SourceStatus
 from router.feeds.discovery.target_file import MAX_FILE_BYTES, FilePods, read_targets
 from router.types import Role
+from tests.kit.deadlines import DEADLINE_S
 
 TWO = "- targets: [10.0.0.7:8000, 10.0.0.8:8000]\n"
 ONE = "- targets: [10.0.0.7:8000]\n"
@@ -123,7 +124,7 @@ class Watched:
         await asyncio.sleep(0)
 
     async def next(self) -> list[str]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             return urls(await anext(self.sets))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from router.policy.standing import standings
 from router.policy.term import Placement, RequestFacts
 from router.types import InFlight, Links, PodLoad, PodState, PodStatus, StepBegan
-from tests.policy.scenes import SPEED, pod, scene
+from tests.kit.scenes import SPEED, pod, scene
 
 KV_BYTES = 1000
 """A token."""

@@ -7,8 +7,8 @@ import pytest
 from router.policy.costs.effects import MAX_DELAY, CongestionTerm, EvictionTerm
 from router.policy.term import Placement
 from router.types import Congestion, InFlight
+from tests.kit.scenes import SPEED, scene
 from tests.policy.costs.placements import at
-from tests.policy.scenes import SPEED, scene
 
 BUSY = Congestion(prompts_per_s=2.0, busy_share=0.5, backlog_ms=300.0)
 REACHED_PER_MS = 2.0 / 1000 / 0.5

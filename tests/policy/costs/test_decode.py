@@ -6,8 +6,8 @@ import pytest
 
 from router.policy.costs.effects import DecodeTerm
 from router.types import Congestion, InFlight, PodLoad
+from tests.kit.scenes import SPEED, scene
 from tests.policy.costs.placements import at
-from tests.policy.scenes import SPEED, scene
 
 
 def test_neighbours_slow_every_token_of_the_output() -> None:

@@ -7,8 +7,8 @@ import pytest
 from router.policy.costs.effects import EvictionTerm
 from router.policy.term import Transfer
 from router.types import Link
+from tests.kit.scenes import pod
 from tests.policy.costs.placements import at
-from tests.policy.scenes import pod
 
 
 def test_what_the_pod_does_not_hold_pushes_out_as_much() -> None:

@@ -7,8 +7,8 @@ import pytest
 from router.policy.costs.until_first_token import HandoffTerm
 from router.policy.term import Transfer
 from router.types import Link
+from tests.kit.scenes import pod
 from tests.policy.costs.placements import at
-from tests.policy.scenes import pod
 
 
 def exposed_ms(layers: int, prefill_ms: float, transfer_ms: float = 42.0) -> float:

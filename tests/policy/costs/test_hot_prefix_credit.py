@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from router.policy.costs.effects import HotPrefixCreditTerm
 from router.policy.costs.until_first_token import PrefillTerm
-from tests.examples import examples
+from tests.kit.scenes import speeds
 from tests.policy.costs.placements import at
-from tests.policy.scenes import speeds
 
 
-@examples(80)
 @given(data=st.data(), credit=st.floats(0, 1), speed=speeds, prompt_tokens=st.integers(1, 100_000))
 def test_it_never_gives_back_more_than_prefill_took(
     data: st.DataObject, credit: float, speed: object, prompt_tokens: int

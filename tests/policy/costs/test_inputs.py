@@ -19,8 +19,8 @@ from router.policy.decide import decide
 from router.policy.explain import ON_DECODE_POD, explain, priced
 from router.policy.term import CostTerm, Side, Transfer
 from router.types import InFlight, Link, Links, PodLoad, Scene
+from tests.kit.scenes import links, pod, policy, scenes
 from tests.policy.costs.placements import at
-from tests.policy.scenes import links, pod, policy, scenes
 
 Inputs = Mapping[str, float]
 ALL = policy(

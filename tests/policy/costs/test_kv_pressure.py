@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from router.policy.costs.effects import KvPressureTerm
 from router.types import InFlight, PodLoad
+from tests.kit.scenes import SPEED
 from tests.policy.costs.placements import at
-from tests.policy.scenes import SPEED
 
 
 def test_a_pod_half_full_costs_the_weight_in_prompts() -> None:

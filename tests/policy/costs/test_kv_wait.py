@@ -6,8 +6,8 @@ import pytest
 
 from router.policy.costs.until_first_token import KvWaitTerm
 from router.types import InFlight, PodLoad
+from tests.kit.scenes import SPEED
 from tests.policy.costs.placements import at
-from tests.policy.scenes import SPEED
 
 
 def test_a_prompt_waits_for_the_share_of_what_runs_that_it_needs() -> None:

@@ -7,8 +7,8 @@ from msgspec import structs
 
 from router.policy.costs.until_first_token import PrefillTerm
 from router.types import InFlight, ScenePicture
+from tests.kit.scenes import SPEED, pod, ready, scene
 from tests.policy.costs.placements import at
-from tests.policy.scenes import SPEED, pod, ready, scene
 
 
 def test_only_what_is_not_cached_costs() -> None:

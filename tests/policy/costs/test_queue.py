@@ -9,8 +9,8 @@ from msgspec import structs
 
 from router.policy.costs.until_first_token import QueueTerm
 from router.types import InFlight, PodLoad, StepBegan
+from tests.kit.scenes import SPEED
 from tests.policy.costs.placements import at
-from tests.policy.scenes import SPEED
 
 
 def test_our_own_queue_counts_in_its_milliseconds() -> None:

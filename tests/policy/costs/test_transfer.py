@@ -7,8 +7,8 @@ import pytest
 from router.policy.costs.until_first_token import TransferTerm
 from router.policy.term import Placement, Transfer
 from router.types import InFlight, Link
+from tests.kit.scenes import pod
 from tests.policy.costs.placements import at
-from tests.policy.scenes import pod
 
 
 def pulling(transfer_ms: float, **facts: object) -> Placement:

@@ -10,8 +10,8 @@ from router.policy.costs.effects import WarmUpTerm
 from router.policy.decide import decide
 from router.policy.term import Placement
 from router.types import InFlight
+from tests.kit.scenes import pod, policy, ready, scene
 from tests.policy.costs.placements import at
-from tests.policy.scenes import pod, policy, ready, scene
 
 NOW_S = 100.0
 

@@ -17,7 +17,6 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate, detect_sglang_format
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
-from tests.examples import examples
 
 DUMP = "{{ messages | tojson }}{{ tools | tojson }}"
 STRINGS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -138,7 +137,6 @@ PLAIN = st.builds(
 )
 
 
-@examples(60)
 @given(st.lists(PLAIN, min_size=1, max_size=5), st.sampled_from([STRINGS, PARTS]))
 def test_chats_that_are_continued_have_the_tokens_of_whole_ones(
     deepseek: Tokenizer, messages: list[dict[str, Any]], template: str

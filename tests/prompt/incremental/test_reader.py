@@ -18,7 +18,6 @@ from router.prompt.segments import Lookup
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest
-from tests.examples import examples
 
 BLOCK = 16
 MODEL = Generation(model="m", block_size_tokens=BLOCK)
@@ -69,7 +68,6 @@ def fingerprinter(deepseek: Tokenizer, template: ChatTemplate) -> Fingerprinter:
 
 
 @given(steps=st.lists(STEP, min_size=1, max_size=14))
-@examples(40)
 def test_an_incremental_prompt_is_the_prompt_of_the_whole(
     chat_template: ChatTemplate, deepseek: Tokenizer, steps: list[tuple[int, list[Any], str]]
 ) -> None:

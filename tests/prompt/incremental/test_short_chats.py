@@ -20,7 +20,6 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
-from tests.examples import examples
 
 BLOCK = 16
 MODEL = Generation(model="m", block_size_tokens=BLOCK)
@@ -186,7 +185,6 @@ def both(chat_template: ChatTemplate, deepseek: Tokenizer) -> tuple[Fingerprinte
 
 @pytest.mark.parametrize("api", APIS)
 @given(turns=TURNS, other=TURNS)
-@examples(12)
 def test_a_continued_prompt_is_the_prompt_of_the_whole(
     both: tuple[Fingerprinter, Fingerprinter], api: str, turns: list[Turn], other: list[Turn]
 ) -> None:

@@ -13,7 +13,6 @@ from router.errors import MalformedRequest
 from router.prompt.incremental.reader import MAX_MESSAGES, Skeletons
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from tests.examples import examples
 
 
 def each(text: str) -> str:
@@ -120,7 +119,6 @@ def test_a_template_that_depends_on_contents_is_not_used(skeletons: Any, name: s
 
 
 @given(name=st.sampled_from([*REPEATING, *DOING_MORE]), roles=ROLES, data=st.data())
-@examples(400)
 def test_a_filled_skeleton_is_the_rendered_prompt(
     skeletons: Any, name: str, roles: list[str], data: st.DataObject
 ) -> None:

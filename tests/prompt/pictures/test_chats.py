@@ -26,7 +26,6 @@ from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import BlocksStored, Endpoint, Generation, InferenceRequest, PromptPrefix
-from tests.examples import examples
 from tests.index.decoding import decode_batch
 from tests.prompt.conftest import ZOO
 
@@ -115,7 +114,6 @@ CONTENTS = st.lists(
 
 
 @given(content=CONTENTS)
-@examples(60)
 def test_the_hashes_are_those_of_the_engines_events(tokenizer: Tokenizer, make_request: Make, content: Any) -> None:
     """To the last full block, wherever the pictures begin and end; again from the caches."""
     fingerprinter = reading(tokenizer)
@@ -133,7 +131,6 @@ def test_the_hashes_are_those_of_the_engines_events(tokenizer: Tokenizer, make_r
 
 
 @given(before=CONTENTS, after=CONTENTS)
-@examples(40)
 def test_different_pictures_share_only_the_blocks_in_front(
     tokenizer: Tokenizer, make_request: Make, before: Any, after: Any
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -36,7 +36,6 @@ def by_pillow(file: bytes) -> PictureHeader:
 
 
 @given(picture=st.sampled_from(PICTURES), width=st.integers(1, 700), height=st.integers(1, 700))
-@settings(deadline=None)
 def test_sizes_and_modes_are_those_of_pillow(picture: tuple[str, str], width: int, height: int) -> None:
     file = written(*picture, (width, height))
     assert read_header(file[:512]) == by_pillow(file)
@@ -63,7 +62,6 @@ def test_options_of_the_writer_make_no_difference(kind: str, mode: str, options:
 
 
 @given(picture=st.sampled_from(PICTURES), cut=st.integers(0, 2000), noise=st.binary(max_size=64), at=st.integers(0, 64))
-@settings(deadline=None)
 def test_broken_files_have_a_header_or_none(picture: tuple[str, str], cut: int, noise: bytes, at: int) -> None:
     """They never raise. What is behind the header makes no difference."""
     file = written(*picture, (9, 5))

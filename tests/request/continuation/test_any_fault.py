@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.continuation import stream
@@ -128,14 +128,12 @@ LIVES = st.lists(
 
 
 @pytest.mark.parametrize("name", [*BY_IDS, *WITH_CALLS[:2], *BY_REPLAY])
-@settings(max_examples=25, deadline=None)
 @given(LIVES)
 def test_joined_stream_is_the_uncut_one(name: str, lives: Any) -> None:
     case = case_named(name)
     assert Received(play(case, lives).received).whole == received_uncut(case)
 
 
-@settings(max_examples=25, deadline=None)
 @given(LIVES)
 def test_sampled_calls_are_never_made_twice(lives: Any) -> None:
     case = case_named("sampled, tools")
@@ -147,7 +145,6 @@ def test_sampled_calls_are_never_made_twice(lives: Any) -> None:
         assert got.calls
 
 
-@settings(max_examples=50, deadline=None)
 @given(LIVES)
 def test_sampled_calls_that_are_held_until_they_are_whole_are_never_lost(lives: Any) -> None:
     case = case_named("sampled, tools")

@@ -1,9 +1,8 @@
-"""Recording and continuing a stream takes the event loop for less than 5 ms, for any pod and any answer."""
+"""Recording and continuing a stream is bounded work, for any pod and answer. CPU times: `tests/bench/cpu_bounds.py`."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import get_ident
@@ -23,7 +22,6 @@ from router.request.continuation.terms import MAX_STOP_CHARACTERS, terms_of
 from router.request.effects import Downstream
 from router.request.tracker import Tracker
 from router.types import Endpoint
-from tests.pace import slowness
 from tests.request.continuation.test_kept_stream import Fleet, uncut, whole
 
 TERMS = terms_of(Endpoint.CHAT, b'{"messages":[],"stream":true}')
@@ -35,29 +33,29 @@ def first_event(ids: int) -> bytes:
     return b'data: {"id":"a","prompt_token_ids":[%b1],%b' % (b"123456," * (ids - 1), ANSWER)
 
 
-def slowest_s(calls: Sequence[Callable[[], object]]) -> float:
-    """The CPU time of the slowest call, on the reference machine."""
-    slowest = 0.0
-    for call in calls:
-        began_s = time.thread_time()
-        call()
-        slowest = max(slowest, time.thread_time() - began_s)
-    return slowest / slowness()
-
-
 def feeds(reader: Recorder | Joiner, sent: bytes) -> list[Callable[[], object]]:
     pieces = [sent[begin : begin + PIECE_BYTES] for begin in range(0, len(sent), PIECE_BYTES)]
     return [lambda piece=piece: reader.feed(piece) for piece in pieces]  # type: ignore[misc]
 
 
-def test_a_prompt_of_a_million_ids_takes_the_loop_for_less_than_5_ms() -> None:
-    taken = []
-    for _ in range(5):
-        reader = Recorder(TERMS, asks_ids=True)
-        taken.append(slowest_s(feeds(reader, first_event(1_000_000))))
-    assert min(taken) < 0.005
+def test_a_prompt_that_is_too_long_is_forgotten() -> None:
+    reader = Recorder(TERMS, asks_ids=True)
+    for feed in feeds(reader, first_event(1_000_000)):
+        feed()
     assert reader.has_begun and not reader.fault
     assert reader.record.forgotten == "too long" and reader.record.prompt == b""
+
+
+def test_a_long_prompt_is_remembered_and_continued() -> None:
+    reader = Recorder(TERMS, asks_ids=True)
+    ids = b"123456," * 139_999 + b"1"
+    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids)
+    joiner = Joiner(TERMS, Record(), found, None)
+    for each in (reader, joiner):
+        for feed in feeds(each, first_event(140_000)):
+            feed()
+    assert reader.record.prompt.count(b",") == 139_999
+    assert joiner.has_begun and not joiner.fault
 
 
 def test_what_is_kept_of_a_first_event_while_it_comes_is_bounded() -> None:
@@ -66,6 +64,8 @@ def test_what_is_kept_of_a_first_event_while_it_comes_is_bounded() -> None:
         feed()
         largest = max(largest, len(reader._rest))
     assert largest <= MAX_REMEMBERED_BYTES
+    assert reader.has_begun and not reader.fault
+    assert reader.record.forgotten == "too long" and reader.record.prompt == b""
 
 
 def test_client_gets_the_first_event_of_a_prompt_that_is_too_long() -> None:
@@ -73,26 +73,6 @@ def test_client_gets_the_first_event_of_a_prompt_that_is_too_long() -> None:
     sent = first_event(200_000)
     received = b"".join([reader.feed(sent[begin : begin + 1000]) for begin in range(0, len(sent), 1000)])
     assert received == b'data: {"id":"a","prompt_token_ids":null,' + ANSWER
-
-
-def test_a_remembered_prompt_takes_the_loop_for_less_than_5_ms() -> None:
-    taken = []
-    for _ in range(5):
-        reader = Recorder(TERMS, asks_ids=True)
-        taken.append(slowest_s(feeds(reader, first_event(140_000))))
-    assert reader.record.prompt.count(b",") == 139_999
-    assert min(taken) < 0.005
-
-
-def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
-    ids = b"123456," * 139_999 + b"1"
-    found = Continue(method="ids", body=b"", prompt=[123456] * 139_999 + [1], sent=b"[%b]" % ids)
-    taken = []
-    for _ in range(5):
-        joiner = Joiner(TERMS, Record(), found, None)
-        taken.append(slowest_s(feeds(joiner, first_event(140_000))))
-        assert joiner.has_begun and not joiner.fault
-    assert min(taken) < 0.005
 
 
 @pytest.mark.anyio

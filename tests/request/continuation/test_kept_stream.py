@@ -25,10 +25,10 @@ from router.request.effects import Effects
 from router.request.response_reader import reader_of
 from router.request.tracker import Tracker
 from router.types import Endpoint, Generation, PodState, PrefixTrust, PromptPrefix, UsageShown
+from tests.kit.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
-from tests.request.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 
 T = TypeVar("T")
 PODS = {one: f"http://{one}" for one in "abcd"}

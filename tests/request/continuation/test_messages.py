@@ -26,8 +26,8 @@ from router.request.continuation.plan import first_body
 from router.request.continuation.stream import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint, PrefixTrust
+from tests.kit.cores import CoreOfPods, pods_at
 from tests.request.continuation.test_any_fault import in_pieces
-from tests.request.cores import CoreOfPods, pods_at
 
 FOLDER = Path(__file__).parent
 

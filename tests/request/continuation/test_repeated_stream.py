@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.continuation.repeated_stream import MESSAGE_STOP, RepeatedStream, SaidEvents
@@ -154,7 +154,6 @@ LIVES = st.lists(
 
 
 @pytest.mark.parametrize(("endpoint", "write"), WRITERS)
-@settings(max_examples=100, deadline=None)
 @given(LIVES)
 def test_joined_stream_is_the_uncut_one(endpoint: Endpoint, write: Write, lives: Any) -> None:
     broken = Broken(endpoint, write)

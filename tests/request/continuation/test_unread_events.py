@@ -12,11 +12,11 @@ from router.request.continuation.kept_stream import StreamState
 from router.request.continuation.stream import Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
+from tests.kit.cores import EVENT_HEADERS
 from tests.request.continuation.recorded import Received, body_of, case_named, event
 from tests.request.continuation.scripted_pod import ScriptedPod
 from tests.request.continuation.test_any_fault import in_pieces
 from tests.request.continuation.test_kept_stream import Fleet, uncut, whole
-from tests.request.cores import EVENT_HEADERS
 
 CASE = case_named("bytes")
 SENT = b"".join(ScriptedPod(CASE).stream(body_of(CASE)))

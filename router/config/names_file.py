@@ -1,0 +1,134 @@
+"""Reads the file of names, which says what the model names of clients become.
+
+names:
+- name: gpt-4o                                  # an alias
+  to: qwen3-32b
+- name: qwen3-32b                               # a canary: 5 % of the conversations
+  to: {qwen3-32b: 95, qwen3-32b-next: 5}
+  rules:                                        # the first that applies counts, else `to`
+  - tenants: [acme]
+    to: qwen3-32b-next
+  - headers: {x-beta: "1"}
+    to: qwen3-32b-next
+- name: claude-*                                # names that begin so, except models
+  to: qwen3-32b
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
+
+from router.admission.names import ModelName, NameRule, Names, Weights
+from router.config.load import Strict, read_document, validate
+from router.config.mistakes import wrong_at
+from router.engines.forwarded_headers import is_header_name
+from router.types import MAX_NAME_CHARACTERS
+
+MAX_NAMES = 10_000
+"""Each is a label of a metric."""
+MAX_TARGETS = 16
+
+
+def _weights(value: Any) -> Any:
+    return {value: 1.0} if isinstance(value, str) else value
+
+
+def _one_counts(weights: Weights) -> Weights:
+    if not any(weights.values()):
+        raise ValueError("one weight must be above 0")
+    if stars := [target for target in weights if "*" in target]:
+        raise ValueError(f"{stars[0]!r} is no model: a target has no `*`")
+    return weights
+
+
+def _name(value: str) -> str:
+    if "*" in value[:-1]:
+        raise ValueError("`*` may only be its last character")
+    return value
+
+
+def _header(name: str) -> str:
+    if not is_header_name(name.lower()):
+        raise ValueError("must be the name of a header, such as x-beta")
+    return name.lower()
+
+
+_Text = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+_Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+_Targets = Annotated[
+    dict[_Text, _Weight],
+    Field(min_length=1, max_length=MAX_TARGETS),
+    BeforeValidator(_weights),
+    AfterValidator(_one_counts),
+]
+
+
+class RuleEntry(Strict):
+    """Other targets for some requests."""
+
+    tenants: tuple[str, ...] = ()
+    """Requests of one of these tenants; none: of all."""
+    headers: dict[Annotated[str, AfterValidator(_header)], str] = Field(default_factory=dict)
+    """... that have all of these headers, with these values."""
+    to: _Targets
+
+    @model_validator(mode="after")
+    def _selects_some(self) -> RuleEntry:
+        if not self.tenants and not self.headers:
+            raise ValueError("a rule needs `tenants` or `headers`; the `to` of the name is for all other requests")
+        return self
+
+    def build(self) -> NameRule:
+        headers = tuple((key.encode(), value.encode()) for key, value in self.headers.items())
+        return NameRule(self.to, frozenset(self.tenants), headers)
+
+
+class NameEntry(Strict):
+    """One name that clients may ask for."""
+
+    name: Annotated[_Text, AfterValidator(_name)]
+    """The name, a label of metrics. With `*` at its end, all names with that beginning that are not models. It may be
+    that of a model, which then gets the share that `to` gives it."""
+    to: _Targets
+    """The model or adapter that it becomes, or several with their weights, relative to each other. A conversation stays
+    with its model: by its session, else by tenant and messages up to the first of the user."""
+    rules: tuple[RuleEntry, ...] = ()
+    """Other targets for some tenants or headers; the first that applies counts."""
+
+
+class NameList(Strict):
+    """The file of names."""
+
+    version: PositiveInt = 1
+    """Version of this format."""
+    names: Annotated[tuple[NameEntry, ...], Field(max_length=MAX_NAMES)] = ()
+
+    @model_validator(mode="after")
+    def _is_plain(self) -> NameList:
+        if self.version != 1:
+            raise wrong_at(("version",), "must be 1, the only version that this release reads")
+        numbers = {one.name: number for number, one in reversed(list(enumerate(self.names)))}
+        for number, entry in enumerate(self.names):
+            if numbers[entry.name] != number:
+                raise wrong_at(("names", number, "name"), f"duplicate of names.{numbers[entry.name]}.name")
+            places = [(("to",), entry.to), *((("rules", at, "to"), rule.to) for at, rule in enumerate(entry.rules))]
+            for place, targets in places:
+                if other := next((target for target in targets if target in numbers and target != entry.name), None):
+                    why = f"{other!r} is a name of this file (names.{numbers[other]}); write the models that it becomes"
+                    raise wrong_at(("names", number, *place), why)
+        return self
+
+
+def read_names(path: Path) -> Names:
+    """Raises `ConfigError` with file, line and key."""
+    entries = validate(read_document(path), NameList).names
+    built = [ModelName(one.name, one.to, tuple(rule.build() for rule in one.rules)) for one in entries]
+    beginnings = [(one.name[:-1], one) for one in built if one.name.endswith("*")]
+    return Names(
+        {one.name: one for one in built if not one.name.endswith("*")},
+        tuple(sorted(beginnings, key=lambda pair: -len(pair[0]))),
+        frozenset[str]().union(*(one.all_targets for one in built)),
+    )

@@ -1,0 +1,70 @@
+"""What a request needs that not every pod of its model has, and the answers by which a pod says that it lacks it.
+
+A need is the path of an inference endpoint, or one of the parameters below. An answer is only a suspicion, because a
+client may have caused it: `feeds/lacks_test.py` asks the pod itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from router.engines.forwarded_paths import INFERENCE_PATHS
+from router.prompt.completion import is_listed
+from router.types import Endpoint, InferenceRequest
+
+SEVERAL_ANSWERS = "n > 1"
+LISTED_PROMPTS = "a list of prompts"
+LACK_STATUSES = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})
+MAX_SAID_BYTES = 256
+"""How much of an answer is read."""
+
+
+class Lack(NamedTuple):
+    """An answer that says what its pod lacks: the path that it was asked at, or a parameter (`need`). `said`: the
+    start of its body."""
+
+    status: HTTPStatus
+    said: re.Pattern[bytes]
+    need: str = ""
+
+
+COMMON_LACKS = (
+    Lack(HTTPStatus.NOT_IMPLEMENTED, re.compile(b"")),
+    Lack(HTTPStatus.NOT_FOUND, re.compile(rb"\Z")),
+    Lack(HTTPStatus.NOT_FOUND, re.compile(rb'\{"detail": ?"Not Found"\}\Z')),
+)
+"""Of servers in general, those in Rust without a body, and FastAPI. The 404 for an unknown model or id is another."""
+
+
+def needs(request: InferenceRequest, target: bytes) -> tuple[str, ...]:
+    """What this request needs: its path first. Nothing for paths that are not asked for inference, such as that of a
+    stored response."""
+    path = target.partition(b"?")[0].decode("latin-1") if request.endpoint is Endpoint.OTHER else request.endpoint.value
+    if path not in INFERENCE_PATHS:
+        return ()
+    listed = request.endpoint is Endpoint.COMPLETIONS and is_listed(request.prompt.get("prompt"))
+    several = request.choices > request.prompts
+    return (path, *[SEVERAL_ANSWERS] * several, *[LISTED_PROMPTS] * listed)
+
+
+def lacking(rows: Iterable[Lack], status: int, said: bytes, needed: Sequence[str]) -> str:
+    """What of `needed` a pod lacks by its answer; "" if the answer is about something else."""
+    if status not in LACK_STATUSES or not needed:
+        return ""
+    start = said[:MAX_SAID_BYTES]
+    found = (one.need or needed[0] for one in rows if one.status == status and one.said.match(start))
+    return next((need for need in found if need in needed), "")
+
+
+def question(need: str, model: str) -> tuple[str, Mapping[str, Any]]:
+    """The path and the body of a request that shows whether a pod has what is needed. The empty body has no model and
+    no id that could be unknown, and nothing is generated for it."""
+    if need == SEVERAL_ANSWERS:
+        hello = [{"role": "user", "content": "Hello"}]
+        return Endpoint.CHAT.value, {"model": model, "messages": hello, "n": 2, "max_tokens": 1}
+    if need == LISTED_PROMPTS:
+        return Endpoint.COMPLETIONS.value, {"model": model, "prompt": ["Hello", "Hello"], "max_tokens": 1}
+    return need, {}

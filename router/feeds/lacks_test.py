@@ -1,0 +1,94 @@
+"""Asks pods for what they may lack: what their front end is known to lack, and what an answer of theirs has said.
+
+Only the router's own requests show it, so that no client can take a pod out of traffic. It is known until the pod
+restarts. Source: docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import structlog
+
+from router.engines.engine_catalog import ENGINES
+from router.engines.lacks import lacking, question
+from router.errors import UpstreamBroken, UpstreamError
+from router.feeds.watch import Check, Post, Turn
+from router.fleet.fleet import Fleet
+from router.types import Pod, PodId, PodState, PodStatus
+
+LOOK_S, MAX_PAUSE_S = 1.0, 60.0
+_UNSURE = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses that say nothing of what a pod has."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What one pod is suspected to lack in this epoch, and for what it has been asked."""
+
+    epoch: int = 0
+    suspected: set[str] = field(default_factory=set)
+    asked: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class LacksTest:
+    fleet: Fleet
+    post: Post
+    timeout_s: float
+    _pods: defaultdict[PodId, _Asked] = field(default_factory=lambda: defaultdict(_Asked))
+
+    def suspect(self, pod: Pod, need: str) -> None:
+        """An answer of the pod has said that it lacks this."""
+        if self.fleet.same_epoch(pod):
+            self._of(pod).suspected.add(need)
+
+    @property
+    def check(self) -> Check:
+        return Check(
+            name="lacks",
+            run=self._ask,
+            due=lambda status: status.state is PodState.READY and bool(self._open(status)),
+            every_s=lambda _status: LOOK_S,
+            max_s=MAX_PAUSE_S,
+            forget=lambda pod_id: self._pods.pop(pod_id, None),
+        )
+
+    def _of(self, pod: Pod) -> _Asked:
+        known = self._pods[pod.id]
+        if known.epoch != pod.epoch:
+            known = self._pods[pod.id] = _Asked(pod.epoch)
+        return known
+
+    def _open(self, status: PodStatus) -> set[str]:
+        known = self._of(status.pod)
+        return known.suspected.union(ENGINES[status.pod.engine].may_lack(status.pod)) - known.asked
+
+    async def _ask(self, pod: Pod, _turn: Turn) -> bool:
+        """Ask for all that is open. False if a pod gave no answer that counts."""
+        known, found = self._of(pod), set[str]()
+        for need in sorted(self._open(PodStatus(pod, PodState.READY))):
+            if (lacks := await self._lacks(pod, need)) is not None:
+                known.asked.add(need)
+                found |= {need} if lacks else set()
+        now = self.fleet.same_epoch(pod)
+        if now is not None and found:
+            self.fleet.learn(pod.id, lacks=now.pod.lacks | found)
+            log.warning("pod does not serve all requests; others get these", pod=pod.id, lacks=sorted(found))
+        return not self._open(PodStatus(pod, PodState.READY))
+
+    async def _lacks(self, pod: Pod, need: str) -> bool | None:
+        """Whether the pod lacks this; None where its answer does not say."""
+        path, body = question(need, pod.base_model)
+        try:
+            await self.post(pod, path, body, self.timeout_s)
+        except UpstreamBroken as error:
+            if not error.status or error.status in _UNSURE:
+                return None
+            return lacking(ENGINES[pod.engine].lack_answers, error.status, error.said, [path, need]) == need
+        except UpstreamError:
+            return None
+        return False

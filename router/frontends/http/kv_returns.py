@@ -1,0 +1,48 @@
+"""Gives back KV that a pod holds for a request that will not come.
+
+A prefill pod holds the KV of a handoff until a decode pod has read it, and a decode pod with vLLM's
+`bidirectional_kv_xfer` that of each answer until the next turn has read it. Both end with a lease, of half a minute and
+of eight minutes. Until then no other request can have that memory. Source:
+docs/handoff.md#legs-that-hang-and-kv-that-nobody-fetches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from router.engines.engine_catalog import DIALECTS
+from router.engines.handoff.addresses import foreign_address
+from router.errors import UpstreamError
+from router.frontends.http.upstream import UpstreamSender
+from router.types import Endpoint, Pod
+
+MAX_RETURNS = 256
+"""Returns at once. The lease of what is not returned ends by itself."""
+RETURN_TIMEOUT_S = 10.0
+
+
+class KvReturns:
+    """Sends returns, one task each, without anybody who waits for them."""
+
+    def __init__(self, sender: UpstreamSender) -> None:
+        self._sender = sender
+        self._running: set[asyncio.Task[None]] = set()
+
+    def give_back(self, holder: Pod, peer: Pod, params: Mapping[str, Any]) -> None:
+        """Let `peer` release the KV that `holder` described with these parameters, which may name no other host."""
+        body = DIALECTS[holder.handoff].return_body(peer.base_model, params)
+        if body is None or len(self._running) >= MAX_RETURNS or foreign_address(params, holder):
+            return
+        task = asyncio.get_running_loop().create_task(self._post(peer, msgspec.json.encode(body)))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _post(self, peer: Pod, body: bytes) -> None:
+        pool = self._sender.pool(peer)
+        with suppress(UpstreamError):
+            await pool.fetch(Endpoint.COMPLETIONS, RETURN_TIMEOUT_S, body, pool.rank_headers)

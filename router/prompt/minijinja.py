@@ -1,0 +1,242 @@
+"""Renders chat templates as minijinja does, in which the Rust front end of vLLM 0.33 renders them.
+
+Jinja2 renders. What both accept and print differently is replaced here (docs/engines.md#the-front-end-in-rust): how
+values are printed, and some filters, tests and methods. What minijinja refuses is not: such a request fails at the pod.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from typing import Any
+from unicodedata import category
+
+from jinja2 import Template, TemplateError, Undefined, nodes, pass_environment
+from jinja2.ext import loopcontrols
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+from router.prompt.sandbox import GenerationTag, indented, raise_exception, strftime_now
+
+_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+_SPACE += "\u2028\u2029\u202f\u205f\u3000"
+"""What Rust strips: Python also strips 0x1c to 0x1f."""
+_SPACES = re.compile(f"[{_SPACE}]+")
+_PADDED = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e-0[5-9]')
+"""Strings, and the floats that Python writes with a padded exponent."""
+_ODD_DATE = re.compile(r"%[^aAbBdeHIjmMpSyY%]")
+"""Directives of dates that may mean something else in Rust."""
+_QUOTED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;", "/": "&#x2f;"})
+
+
+def shown(value: Any) -> str:
+    """What `{{ value }}` prints."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Undefined):
+        return ""
+    return _decimal(value) if isinstance(value, float) else _inside(value)
+
+
+def _inside(value: Any) -> str:
+    """What is printed of a value inside a list or dict."""
+    if isinstance(value, str):
+        return f'"{"".join(map(_quoted, value))}"'
+    if isinstance(value, float):
+        digits, has_exponent, exponent = repr(value).partition("e")
+        return f"{digits}e{int(exponent)}" if has_exponent else digits
+    if isinstance(value, Undefined):
+        return "undefined"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_inside(key)}: {_inside(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Iterable):
+        return "[" + ", ".join(map(_inside, value)) + "]"
+    return f"<macro {value.name}>" if isinstance(value, Macro) else str(value)
+
+
+def _quoted(character: str) -> str:
+    if character.isprintable() and character not in _QUOTED and category(character) not in ("Mn", "Me"):
+        return character
+    return _QUOTED.get(character) or f"\\u{{{ord(character):x}}}"
+
+
+def _decimal(value: float) -> str:
+    """A float without an exponent."""
+    text = format(Decimal(repr(value)), "f")
+    return text if "." in text or not text.lstrip("-").isdigit() else f"{text}.0"
+
+
+def _tojson(
+    value: Any, *, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    given = separators if indent is None else (",", ":")
+    text = json.dumps(value, ensure_ascii=ensure_ascii, separators=given, sort_keys=sort_keys, default=_json_value)
+    if "e-0" in text:
+        text = _PADDED.sub(_unpadded, text)
+    if indent is None:
+        return text
+    return indented(text, indent if isinstance(indent, str) else " " * indent, *(separators or (",", ": ")))
+
+
+def _json_value(value: Any) -> Any:
+    return None if isinstance(value, Undefined) else list(value)
+
+
+def _unpadded(found: re.Match[str]) -> str:
+    """A float as serde writes it: decimal from 1e-5."""
+    text = found[0]
+    if text.startswith('"'):
+        return text
+    return _decimal(float(text)) if text.endswith("e-05") else text.replace("e-0", "e-")
+
+
+# --- filters, tests and methods ---
+
+
+def _trim(value: Any, characters: str | None = None) -> str:
+    return shown(value).strip(_SPACE if characters is None else characters)
+
+
+def _lstrip(text: str, characters: str | None = None) -> str:
+    return text.lstrip(_SPACE if characters is None else characters)
+
+
+def _rstrip(text: str, characters: str | None = None) -> str:
+    return text.rstrip(_SPACE if characters is None else characters)
+
+
+def _split(text: str, by: str | None = None, most: int = -1) -> list[str]:
+    return [word for word in _SPACES.split(text) if word] if by is None else text.split(by, most)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _join(value: Any, between: str = "") -> str:
+    return between.join(map(shown, value or ()))
+
+
+def _iterated(value: Any) -> Any:
+    return () if value is None else value
+
+
+def _strftime_now(date_format: str) -> str:
+    if _ODD_DATE.search(date_format):
+        raise TemplateError(f"the date {date_format!r}")
+    return strftime_now(date_format)
+
+
+_STRING_METHODS: Mapping[str, Callable[..., Any]] = {
+    "strip": _trim,
+    "lstrip": _lstrip,
+    "rstrip": _rstrip,
+    "split": _split,
+    "splitlines": _lines,
+    "isspace": lambda text: bool(text) and not _trim(text),
+    "join": lambda text, items: _join(items, text),
+}
+
+
+@pass_environment
+def _method(environment: _Minijinja, value: Any, name: str) -> Any:
+    """The method `name` of a value, which is called."""
+    if isinstance(value, str) and name in _STRING_METHODS:
+        return partial(_STRING_METHODS[name], value)
+    return ImmutableSandboxedEnvironment.getattr(environment, value, name)
+
+
+_CALLED, _CONCATENATED, _LOOPED = " method", " concat", " loop"
+"""Filters that no template can name."""
+_FILTERS: Mapping[str, Callable[..., Any]] = {
+    "e": lambda value: shown(value).translate(_HTML),
+    "escape": lambda value: shown(value).translate(_HTML),
+    "join": _join,
+    "safe": lambda value: value,
+    "string": shown,
+    "title": lambda value: shown(value).title(),
+    "tojson": _tojson,
+    "trim": _trim,
+    _CALLED: _method,
+    _CONCATENATED: _join,
+    _LOOPED: _iterated,
+}
+_OTHER_FILTERS = frozenset({"attr", "format", "pprint", "round"})
+"""Filters that print something else in minijinja: templates with them are not read."""
+_TESTS: Mapping[str, Callable[..., bool]] = {
+    "iterable": lambda value: value is None or isinstance(value, Iterable),
+    "number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+    "sequence": lambda value: isinstance(value, list | tuple | range),
+}
+
+
+class _Differences(NodeTransformer):
+    """Puts a filter of ours where Jinja's own code treats a value otherwise."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802 - a name of Jinja
+        self.generic_visit(node)
+        return _filtered(nodes.List(node.nodes), _CONCATENATED)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _LOOPED)
+        return node
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.node, nodes.Getattr):
+            node.node = _filtered(node.node.node, _CALLED, nodes.Const(node.node.attr))
+        return node
+
+
+def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(value, name, list(arguments), [], None, None)
+
+
+class _Minijinja(ImmutableSandboxedEnvironment):
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        parsed: nodes.Template = _Differences().visit(super()._parse(source, name, filename))
+        return parsed.set_environment(self)  # type: ignore[return-value]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Returns a field of a dict: its methods are not values."""
+        if type(obj) is not dict:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        is_field = isinstance(argument, str) and type(obj) is dict
+        return self.getattr(obj, argument) if is_field else super().getitem(obj, argument)
+
+
+_ENVIRONMENT = _Minijinja(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=shown,
+    optimized=False,
+    extensions=[GenerationTag, loopcontrols],
+)
+_ENVIRONMENT.filters |= _FILTERS
+for _name in _OTHER_FILTERS:
+    del _ENVIRONMENT.filters[_name]
+_ENVIRONMENT.tests |= _TESTS
+_ENVIRONMENT.globals |= {"raise_exception": raise_exception, "strftime_now": _strftime_now}
+
+
+def compile_template(text: str) -> Template:
+    """Raises what Jinja raises for a broken template, and for one that cannot be rendered alike."""
+    if "\r" in text:
+        raise TemplateError("the template has carriage returns, which minijinja keeps")
+    template = _ENVIRONMENT.from_string(text)
+    template.globals = dict(template.globals)
+    return template
+
+
+def render(template: Template, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
+    """The prompt. Raises what the template raises."""
+    return template.render({"messages": messages, **variables})

@@ -1,0 +1,70 @@
+"""The file of names, and its mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from router.admission.names import ModelName, NameRule, Names
+from router.config.names_file import MAX_NAMES, read_names
+from router.errors import ConfigError
+
+
+def read(folder: Path, text: str) -> Names:
+    (folder / "names.yaml").write_text(text)
+    return read_names(folder / "names.yaml")
+
+
+def test_names_are_what_the_file_says(tmp_path: Path) -> None:
+    text = """
+names:
+- {name: gpt-4o, to: qwen}
+- name: canary
+  to: {qwen: 95, next: 5}
+  rules: [{tenants: [acme], headers: {X-Beta: "1"}, to: next}]
+- {name: c*, to: qwen}
+- {name: claude-*, to: next}
+"""
+    rule = NameRule({"next": 1}, frozenset({"acme"}), ((b"x-beta", b"1"),))
+    assert read(tmp_path, text) == Names(
+        {"gpt-4o": ModelName("gpt-4o", {"qwen": 1}), "canary": ModelName("canary", {"qwen": 95, "next": 5}, (rule,))},
+        (("claude-", ModelName("claude-*", {"next": 1})), ("c", ModelName("c*", {"qwen": 1}))),
+        frozenset({"qwen", "next"}),
+    )
+
+
+def test_an_empty_file_has_no_names(tmp_path: Path) -> None:
+    assert read(tmp_path, "") == Names()
+
+
+def test_a_name_may_be_that_of_one_of_its_own_models(tmp_path: Path) -> None:
+    """A canary for clients that ask for the model."""
+    assert read(tmp_path, "names: [{name: qwen, to: {qwen: 95, next: 5}}]").exact.keys() == {"qwen"}
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("names:\n- {name: a, to: b}\n- {name: b, to: a}", "2: names.0.to: 'b' is a name of this file"),
+        (
+            "names:\n- name: a\n  to: m\n  rules:\n  - {tenants: [t], to: b}\n- {name: b, to: m}",
+            "5: names.0.rules.0.to",
+        ),
+        ("names:\n- {name: a, to: m}\n- {name: a, to: n}", "3: names.1.name: duplicate of names.0.name"),
+        ("names:\n- {name: a*b, to: m}", "2: names.0.name: `\\*` may only be its last character"),
+        ("names:\n- {name: a, to: m*}", "2: names.0.to: .*a target has no `\\*`"),
+        ("names:\n- {name: a, to: {m: 0}}", "2: names.0.to: one weight must be above 0"),
+        ("names:\n- {name: a, to: {m: -1}}", "2: names.0.to.m: must be greater than or equal to 0"),
+        ("names:\n- {name: a, to: {m: .inf}}", "2: names.0.to.m"),
+        ("names:\n- {name: a, to: {}}", "2: names.0.to"),
+        ("names:\n- {name: a, to: m, rules: [{to: n}]}", "2: names.0.rules.0: a rule needs `tenants` or `headers`"),
+        ("names:\n- {name: a, to: m, rules: [{headers: {'x y': z}, to: n}]}", "2: names.0.rules.0.headers"),
+        ("names:\n- {name: a, too: m}", "2: names.0.too: .*did you mean 'to'"),
+        ("version: 2", "1: version: must be 1"),
+        (f"names: [{', '.join(f'{{name: n{number}, to: m}}' for number in range(MAX_NAMES + 1))}]", "1: names"),
+    ],
+)
+def test_a_mistake_names_file_line_and_key(tmp_path: Path, text: str, mistake: str) -> None:
+    with pytest.raises(ConfigError, match=f"names.yaml:{mistake}"):
+        read(tmp_path, text)

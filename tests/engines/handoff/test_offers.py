@@ -1,0 +1,92 @@
+"""Transfer parameters never reach a client."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.engines.handoff import offers
+from router.engines.handoff.offers import OFFER, OfferFilter, without_offers
+
+VECTORS = Path(__file__).parents[4] / "shared" / "data" / "next_turn_vectors.json"
+FIELD = "kv_transfer_params"
+PARAMS = {"remote_host": 'h"{', "remote_block_ids": [[1, 2], [3]], "x": {"y": {"}": None}}}
+TRICKY = json.dumps({FIELD: PARAMS}) + ' "' + FIELD + '": {"a":1},'
+
+
+def shown(text: bytes, *, stream: bool = False, cuts: list[int] | None = None) -> tuple[bytes, list[Any]]:
+    """What the client gets, and the offers."""
+    places, found = [0, *sorted(min(cut, len(text)) for cut in cuts or []), len(text)], list[Any]()
+    one = OfferFilter(
+        stream, lambda offer: found.append({name: json.loads(bytes(value)) for name, value in offer.items()})
+    )
+    out = [one.feed(text[start:end]) for start, end in pairwise(places)]
+    return b"".join([*out, one.end()]), found
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason="needs the recorded answers")
+@pytest.mark.parametrize("release", ["0.32", "0.33"])
+def test_recorded_answers_lose_the_field_and_nothing_else(release: str) -> None:
+    """Whole ones and streams, whose finishing chunk has an offer from 0.33 on, and whose others have null."""
+    recorded = json.loads(VECTORS.read_text())["bytes"][release]
+    for name in ("decode_chat_unary", "decode_completion_unary"):
+        expected = json.loads(recorded[name])
+        offer = expected.pop(FIELD)
+        text, found = shown(recorded[name].encode())
+        assert (json.loads(text), found) == (expected, [offer])
+    for name in ("decode_chat_stream_end", "decode_completion_stream_end"):
+        text, found = shown("\n\n".join(recorded[name]).encode(), stream=True)
+        assert FIELD.encode() not in text
+        assert len(found) == (release == "0.33")
+        events = [json.loads(event.removeprefix("data: ")) for event in recorded[name] if "{" in event]
+        expected = [{key: value for key, value in event.items() if key != FIELD} for event in events]
+        assert [json.loads(line[6:]) for line in text.split(b"\n\n") if b"{" in line] == expected
+
+
+@pytest.mark.parametrize("value", [PARAMS, None, "x", 3, {}])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_field_goes_from_any_place_and_depth(value: Any, place: int) -> None:
+    """First, last and between others; also in the whole response that an event of `/v1/responses` has. A text that
+    looks like it stays."""
+    fields = [("id", TRICKY), ("usage", {"a": 1})]
+    expected = dict(fields)
+    fields.insert(place, (FIELD, value))
+    event = {"type": "response.completed", "response": dict(fields)}
+    assert json.loads(without_offers(json.dumps(event).encode())) == {**event, "response": expected}
+    assert json.loads(without_offers(json.dumps(dict(fields)).encode())) == expected
+    assert without_offers(json.dumps({FIELD: value}).encode()) == b"{}"
+
+
+@given(st.lists(st.integers(0, 400), max_size=12), st.booleans())
+def test_the_division_into_chunks_makes_no_difference(cuts: list[int], stream: bool) -> None:
+    event = json.dumps({"id": TRICKY, FIELD: PARAMS, "n": 1})
+    text = f"data: {event}\n\ndata: [DONE]\n\n" if stream else event
+    rest = json.dumps({"id": TRICKY, "n": 1})
+    expected = f"data: {rest}\n\ndata: [DONE]\n\n" if stream else rest
+    assert shown(text.encode(), stream=stream, cuts=cuts) == (expected.encode(), [PARAMS])
+
+
+def test_a_response_without_the_field_keeps_its_bytes() -> None:
+    text = json.dumps({"id": TRICKY}, indent=1).encode()
+    assert shown(text) == (text, [])
+
+
+def test_a_long_response_is_sent_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only its last bytes are held: an offer is at most as long."""
+    monkeypatch.setattr(offers, "MAX_HELD_BYTES", 2 * OFFER.max_bytes)
+    text = json.dumps({"text": "x" * 5 * OFFER.max_bytes, FIELD: PARAMS, "n": 1}).encode()
+    one, out = OfferFilter(stream=False), list[bytes]()
+    for start in range(0, len(text), 1000):
+        out.append(one.feed(text[start : start + 1000]))
+    assert sum(map(len, out)) > 3 * OFFER.max_bytes
+    assert json.loads(b"".join([*out, one.end()])) == {"text": "x" * 5 * OFFER.max_bytes, "n": 1}
+
+
+def test_an_offer_that_is_too_large_is_removed_but_not_used() -> None:
+    assert shown(json.dumps({FIELD: {"x": "y" * OFFER.max_bytes}, "n": 1}).encode()) == (b'{ "n": 1}', [])
