@@ -79,6 +79,10 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     salt: str = ""
     choices: int = 1
     """Number of answers that it asks for."""
+    fallbacks: tuple[str, ...] = ()
+    """Models or adapters of its name that may serve it in place of this one."""
+    fallback: str = ""
+    """Why a fallback serves it."""
     prompts: int = 1
     """Number of prompts, of which only the first is read."""
     usage: UsageShown = UsageShown.ALL

@@ -134,6 +134,8 @@ class Metrics(Counters):
         self.requests.children[ended.endpoint, ended.model, ended.result].value += 1
         if ended.name:
             self[of_requests.NAMED_REQUESTS].labels(ended.name, ended.model, ended.result).inc()
+            if ended.fallback:
+                self[of_requests.FALLBACKS].labels(ended.name, ended.model, ended.fallback).inc()
         if ended.result == CLIENT_GONE:
             self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
         if not ended.is_read:

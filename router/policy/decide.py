@@ -37,6 +37,7 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
         candidates = _cheapest_of_each_pod([*candidates, *_priced(pulling, policy)])
     if policy.splits:
         candidates += _split_candidates(planner, pods, policy)
+        candidates += _lent_candidates(planner, pods, policy, candidates)
     if not candidates:
         raise NoReadyPod(f"No two ready pods of `{scene.request.model}` can hand KV over to each other.")
     ranked, reason = policy.picker.rank(scene, candidates)
@@ -96,6 +97,18 @@ def _split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[
     return [pair for kind in _of_one_kind(pods) for pair in _pairs(planner, kind, policy)]
 
 
+def _lent_candidates(planner: Planner, pods: Eligible, policy: Policy, others: Sequence[Candidate]) -> list[Candidate]:
+    """Answers of prefill pods alone, while the cheapest of the others waits for the KV of a decode pod."""
+    if "kv_wait" not in policy.cost_names or not others:
+        return []
+    cheapest = min(others, key=lambda candidate: candidate.cost.total_ms)
+    if not dict(cheapest.cost.parts)["kv_wait"]:
+        return []
+    able = [status for status in pods.prefill if status.pod.role is Role.PREFILL and status.pod.serves_alone]
+    chosen = planner.most_promising(able, policy.costs, MAX_PODS_PER_SIDE)
+    return _priced(planner.placements(chosen), policy) if chosen else []
+
+
 def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     prefill_costs, decode_costs = policy.costs_of(Side.PREFILL), policy.costs_of(Side.DECODE)
     first = planner.placements(planner.most_promising(pods.prefill, policy.costs, MAX_PODS_PER_SIDE))
@@ -136,8 +149,9 @@ def compatible(prefill: Pod, decode: Pod) -> bool:
 
 
 def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:
-    """By context in flight, then by KV usage."""
-    inflight = scene.inflight.get
+    """By context in flight, then by KV usage; equal ones in turn."""
+    inflight, first = scene.inflight.get, scene.turn % len(statuses)
+    statuses = [*statuses[first:], *statuses[:first]]
     busy = [
         (work.context_tokens if (work := inflight(status.pod.id)) else 0, status.load.kv_usage) for status in statuses
     ]

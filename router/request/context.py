@@ -92,6 +92,11 @@ class RequestContext(msgspec.Struct, eq=False):
         return max(read_tokens, self.unread_tokens or unread_tokens(self.request))
 
     @property
+    def is_first_attempt(self) -> bool:
+        """Whether the time since its arrival is that of one attempt, and of its queue."""
+        return self.tries == 1 and not self.request.fallback
+
+    @property
     def needs_place(self) -> bool:
         """Whether a pod has to compute a prompt: not to fetch or cancel a response, or to count tokens."""
         return self.prompt is not None or (self.prompt_tokens > 0 and not self.request.endpoint.api.is_about_tokens)
@@ -104,6 +109,13 @@ class RequestContext(msgspec.Struct, eq=False):
         self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
             self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
+
+    def begin_again(self, request: InferenceRequest) -> None:
+        """Begin with another model. What was found for the last one counts no more, but for its failures."""
+        self.request, self.reader = request, ResponseReader(self.reader.format)
+        self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
+        self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
+        self._split_refusal = None
 
     def ask_no_usage(self) -> None:
         """Send the body without what only the router has asked for."""
@@ -193,7 +205,7 @@ def counted_prompt_tokens(context: RequestContext) -> int | None:
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:
     """(pod, expected ms, actual ms) of the first token, where one pod alone is responsible for the difference."""
-    if not context.request.stream or context.tries != 1 or context.prompt is None or context.prompt.has_media:
+    if not (context.request.stream and context.is_first_attempt) or context.prompt is None or context.prompt.has_media:
         return None
     first_token_s, candidate = context.first_token_s, context.candidate
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:

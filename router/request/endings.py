@@ -166,7 +166,7 @@ class Endings:
 
     def _observe(self, context: RequestContext, ended: Ended, now_s: float, *, was_slow: bool) -> None:
         state, decision, chosen = self.state, context.decision, ended.served
-        is_read = context.prompt is not None and not context.continued
+        is_read = context.prompt is not None and not context.continued and not context.request.fallback
         if chosen is not None and decision is not None and is_read and ended.ttft_ms is not None:
             ttft_ms = ended.ttft_ms - context.waited_s * 1000
             state.calibrator.compare_ttft(ended.model, decision, chosen, ttft_ms)
@@ -224,6 +224,7 @@ def ended_of(
         context.recorded,
         used,
         request.name,
+        request.fallback,
     )
 
 

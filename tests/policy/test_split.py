@@ -289,3 +289,61 @@ def test_in_the_middle_of_an_upgrade_pods_that_fit_are_found_behind_better_ones_
     found = pairs(asked(*ready(*fleet), inflight=busy))
     assert {("p9", "d0"), ("p0", "d9")} <= set(found)
     assert all(compatible(pair.plan.prefill, pair.plan.decode) for pair in found.values())  # type: ignore[union-attr]
+
+
+# --- full decode pods, and equal ones ---
+
+FULL = PodLoad(running=3, waiting=20, kv_usage=0.9, scraped_at_s=1.0)
+BY_WAIT = policy("queue", "prefill", "handoff", "kv_wait", "lent_prefill")
+
+
+def with_full_decode_pods(prompts_per_s: float = 0.0, **facts: Any) -> Scene:
+    """One prefill pod, and two decode pods at which twenty prompts wait."""
+    pods = apart(1, 2, capacity_tokens=6400, **facts)
+    statuses = [PodStatus(one, PodState.READY, FULL if one.role is Role.DECODE else PodLoad()) for one in pods]
+    waiting = InFlight(23, 0, context_tokens=23 * 1300, decode_tokens=23 * 1300)
+    busy = InFlight(1, 1, prefill_ms=5.0, prompts_per_s=prompts_per_s)
+    return asked(*statuses, inflight={"d0": waiting, "d1": waiting, "p0": busy})
+
+
+def test_while_decode_pods_are_full_a_prefill_pod_answers_alone() -> None:
+    """It is the cheapest; a split is the next candidate."""
+    first, second, *_ = decide(with_full_decode_pods(), BY_WAIT).candidates
+    assert isinstance(first.plan, Direct) and first.pod.id == "p0"
+    assert isinstance(second.plan, Split)
+
+
+def test_a_prefill_pod_with_many_prompts_answers_only_where_others_wait_longer() -> None:
+    """Each of its prompts is delayed by a decode step."""
+    assert isinstance(decide(with_full_decode_pods(prompts_per_s=1000.0), BY_WAIT).candidates[0].plan, Split)
+
+
+@pytest.mark.parametrize("reason", ["room", "not priced", "cannot"])
+def test_a_prefill_pod_does_not_answer_otherwise(reason: str) -> None:
+    """While decode pods have room, with a policy that does not price their wait, and where the engine cannot."""
+    seen = asked(*ready(*apart(1, 2, capacity_tokens=10**6))) if reason == "room" else with_full_decode_pods()
+    if reason == "cannot":
+        seen = with_full_decode_pods(serves_alone=False)
+    assert "p0" not in whole(seen, BY_PRICE if reason == "not priced" else BY_WAIT)
+
+
+def equal_decode_pods(turn: int) -> Scene:
+    """One prefill pod, and five decode pods that hold nothing and are slow at prefills."""
+    slow = replace(SPEED, c1_ms_per_token=10.0)
+    decode = [half(f"d{number}", Role.DECODE, speed=slow) for number in range(5)]
+    return asked(*ready(half("p0", Role.PREFILL), *decode), turn=turn)
+
+
+def test_equal_decode_pods_are_taken_in_turn() -> None:
+    """Each gets a fifth, at any rate."""
+    first = [decide(equal_decode_pods(turn), BY_PRICE).candidates[0].pod.id for turn in range(50)]
+    assert {name: first.count(name) for name in first} == {f"d{number}": 10 for number in range(5)}
+
+
+def test_a_decode_pod_with_a_part_of_the_prompt_is_preferred_in_every_turn() -> None:
+    """Of those that are priced."""
+    for turn in range(6):
+        seen = equal_decode_pods(turn)
+        priced = pairs(seen)
+        holder = list(priced)[-1][1]
+        assert decide(holding(seen, holder, 50), BY_PRICE).candidates[0].pod.id == holder
