@@ -379,6 +379,7 @@ ROUTER = Dashboard(
                 _rate(
                     "Prompts that differ when read incrementally", "ops", of_requests.INCREMENTAL_MISMATCHES, "model"
                 ),
+                _rate("Compared prompts by rule", "ops", of_requests.PROMPTS_COMPARED, "rule result"),
                 _rate("Full reads of holders", "ops", of_process.INDEX_READS, ""),
                 _gauge("Version", "none", "max", of_process.BUILD_INFO, "version python_version"),
             ),

@@ -209,6 +209,9 @@ class Metrics(Counters):
     def match_degraded(self, model: str) -> None:
         self[of_process.DEGRADED_MATCHES].labels(model).inc()
 
+    def tokens_compared(self, model: str, rule: str, *, are_equal: bool) -> None:
+        self[of_requests.PROMPTS_COMPARED].labels(model, rule, "equal" if are_equal else "differs").inc()
+
     def attempt_ended(self, pod: PodId, result: str) -> None:
         self.sent.children[pod, result].value += 1
 

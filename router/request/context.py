@@ -43,6 +43,8 @@ class RequestContext(msgspec.Struct, eq=False):
     prompt: PromptPrefix | None = None
     unread: str = ""
     """Why the prompt could not be read."""
+    compared: tuple[str, ...] = ()
+    """Rules of chats that may concern it, if its pod's count of prompt tokens is compared."""
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
     workload: str = ""
@@ -108,7 +110,7 @@ class RequestContext(msgspec.Struct, eq=False):
         kept = {name: value for name, value in self.request.prompt.items() if name in ("background", "store")}
         self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
-            self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
+            self.prompt = _without_tokens(self.prompt)
 
     def begin_again(self, request: InferenceRequest) -> None:
         """Begin with another model. What was found for the last one counts no more, but for its failures."""
@@ -193,6 +195,11 @@ def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | No
     if request.max_output_tokens is not None and request.endpoint.api.is_chat:
         most = min(most, request.max_output_tokens * request.choices)
     return min(reported, most)
+
+
+def _without_tokens(prompt: PromptPrefix) -> PromptPrefix:
+    others = tuple((name, other and _without_tokens(other)) for name, other in prompt.others)
+    return replace(prompt, tokens=range(len(prompt.tokens)), others=others)
 
 
 def counted_prompt_tokens(context: RequestContext) -> int | None:

@@ -1,6 +1,6 @@
 """The life of a request: `Core.serve` reads from top to bottom.
 
-    admit -> fingerprint -> match -> decide -> wait -> attempt -> relay -> settle
+    admit -> fingerprint -> match -> decide (and wait) -> attempt -> relay -> settle
 
 A front reads bytes into a `RequestContext` (`reading.py`) and awaits `serve`. Every wait is a method of its `Effects`,
 so nothing here has a socket, loop or clock: the HTTP front, the picker, the simulator and a front in memory drive the
@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
+from router.apis.chat_rules import concerned_by
 from router.decision import Candidate
 from router.engines.engine_catalog import ENGINES, accepts_salt
 from router.errors import (
@@ -67,6 +68,10 @@ class Observers:
     sinks: Sequence[EndingSink] = ()
 
 
+COMPARED_EVERY = 10_000
+"""Chats per chat whose tokens are compared with the count of its pod."""
+
+
 class Core:
     """What serves requests, for any front. `queue`: None where requests wait in the engines. `charges`: None where no
     tenant has quotas. `records_usage`: sinks receive what each request used, so the tokens of streams are counted as
@@ -88,6 +93,7 @@ class Core:
     ) -> None:
         self.state, self.rules, self.clock, self.charges = state, rules, clock, charges
         self.counters = counters = observers.counters
+        self._chats = 0
         self.decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
         self.queues = RequestQueues(queue, state, self.decisions, counters, clock) if queue is not None else None
         self.endings = Endings(state, counters, observers.sinks, clock, charges, self.queues, records_usage)
@@ -213,6 +219,9 @@ class Core:
         if request.prompt:
             found = await do.tokens(request)
             context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
+            if context.prompt is not None and request.endpoint.api.is_chat and not context.prompt.has_media:
+                self._chats += 1
+                context.compared = tuple(concerned_by(request.body)) if self._chats % COMPARED_EVERY == 0 else ()
 
     def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:
         """The router's own answer to a request about tokens, which needs no prompt on a pod."""
@@ -260,7 +269,7 @@ def token_answer(
     request: InferenceRequest, prompt: PromptPrefix | None, fleet: FleetSnapshot
 ) -> Iterator[bytes] | None:
     """The body of the answer in pieces; None if the prompt is not known exactly, or no ready pod is proven."""
-    if prompt is None or prompt.has_media:
+    if prompt is None or prompt.has_media or prompt.others:
         return None
     proven = _proven(request, fleet)
     if request.endpoint is Endpoint.COUNT_TOKENS:

@@ -96,7 +96,7 @@ class RequestQueues:
             if isinstance(sent_or_closed, QueueCandidate):
                 others = list(decision.candidates)
                 first = others.pop(candidates.index(sent_or_closed))
-                self.decisions.redecided(context, scene, replace(decision, candidates=(first, *others)))
+                self.decisions.keep_decision(context, scene, replace(decision, candidates=(first, *others)))
                 do.go(one, None)
                 return 0.0
             soonest_ms = min(soonest_ms, sent_or_closed.wait_ms)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision import Candidate, Direct, Split
+from router.decision import Candidate, Direct, Pull, Split
 from router.errors import ClientError, FleetError, NoReadyPod
 from router.policy.decide import MAX_PODS_PER_SIDE, compatible, decide
+from router.policy.price import choice_of, price
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
 from tests.kit.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
@@ -341,9 +342,36 @@ def test_equal_decode_pods_are_taken_in_turn() -> None:
 
 
 def test_a_decode_pod_with_a_part_of_the_prompt_is_preferred_in_every_turn() -> None:
-    """Of those that are priced."""
+    """The pods among those that are priced."""
     for turn in range(6):
         seen = equal_decode_pods(turn)
         priced = pairs(seen)
         holder = list(priced)[-1][1]
         assert decide(holding(seen, holder, 50), BY_PRICE).candidates[0].pod.id == holder
+
+
+# --- pulls of the prefill pod ---
+
+PULLING = policy("queue", "prefill", "handoff", "transfer")
+
+
+@pytest.mark.parametrize(
+    ("handoff", "pulls", "fetches"), [("p2p", "p2p", True), ("nixl", "p2p", False), ("p2p", "", False)]
+)
+def test_a_prefill_pod_pulls_what_the_decode_pod_of_the_last_turn_holds(
+    handoff: str, pulls: str, fetches: bool
+) -> None:
+    """One request carries both, so both must have one dialect. The cheaper of pulling and computing is priced."""
+    facts = {"handoff": handoff, "pulls": pulls, "trust": PrefixTrust.TRUSTED}
+    seen = holding(asked(*ready(*apart(1, 1, **facts))), "d0", 90)
+    found = pairs(seen, PULLING)["p0", "d0"]
+    assert found.plan.pull == (Pull("d0", 1440, 1440) if fetches else None)
+    assert found.cached_tokens == (1440 if fetches else 0)
+    assert price(seen, choice_of(found.plan), PULLING) == found.cost
+    assert str(choice_of(found.plan)) == ("p0 < d0 > d0" if fetches else "p0 > d0")
+
+
+def test_a_prefill_pod_computes_what_is_faster_computed() -> None:
+    facts = {"handoff": "p2p", "pulls": "p2p", "trust": PrefixTrust.TRUSTED}
+    seen = asked(*ready(*apart(1, 1, **facts)), links=Links(elsewhere=Link(1000.0, 1e6)))
+    assert pairs(holding(seen, "d0", 90), PULLING)["p0", "d0"].plan.pull is None

@@ -30,6 +30,7 @@ from router.stores.redis_schema import Keys, decode_row, scope_of, unpack_blocks
 from router.types import Generation, KvEvent, LayerType, Pod, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, served, window
 from tests.kit.scenes import fleet_of, make_pod
 from tests.redis_process import RedisProcess, address_of
@@ -38,7 +39,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 POD = "pod"
 SETTINGS = Publish(heartbeat_s=0.03, flush_interval_ms=0.001, reload_jitter_s=0.0)
-DEADLINE_S = 20.0
 NAMESPACES = count()
 Session: TypeAlias = dict[str, Any]
 

@@ -64,6 +64,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "matching_reason": matching_reason,
             "converts": sorted(pod.converts),
             "reads_pictures": pod.reads_pictures,
+            "misreads": sorted(pod.misreads),
             "continues": sorted(pod.continues),
             "lacks": sorted(pod.lacks),
             "refuses_usage": pod.refuses_usage,

@@ -114,8 +114,8 @@ class OpenAiEdge(HttpEdge):
         return f"req-{number}", given[:MAX_ID_CHARACTERS].decode("latin-1"), trace
 
     def admit(self, head: Head, now_s: float, *, is_next: bool = True) -> tuple[Admitted, RouterError | None]:
-        """What costs least, and what says least to a stranger, comes first. Last come the share and the quota of its
-        tenant, if the request begins now: it then counts among the concurrent ones of its tenant."""
+        """Who sent a request, and why its head is refused. The cheapest check that discloses least is first. The share
+        and the quota of the tenant are last, if the request begins now; the quota counts it until `has_arrived`."""
         admitted, methods = Admitted(head.network), head.methods
         if methods and not head.fault:
             if is_next and self.in_flight.is_full:
@@ -248,7 +248,7 @@ class OpenAiEdge(HttpEdge):
         return await self._turns.run(tenant, client.body, again, *arguments), stored
 
     async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:
-        """The request, if its body is large or a form, by which it may steer an engine; None for others."""
+        """The request, if its body is large or may be a form; None for JSON bodies that are read without a check."""
         head, body, tenant = client.head, client.body, client.admitted.tenant
         content_type = head.named.get(b"content-type", b"")
         if body and content_type != _JSON and declares_form(content_type):

@@ -134,6 +134,11 @@ INCREMENTAL_MISMATCHES = counter(
     "Incrementally read prompts that differed from the whole prompt; the first disables it for the model.",
     "model",
 )
+PROMPTS_COMPARED = counter(
+    "warmroute_prompts_compared",
+    "Sampled chats whose prompt tokens were compared with the pod's count, by rule that concerns them and result.",
+    "model rule result",
+)
 PROMPT_CACHE_BYTES = gauge("warmroute_prompt_cache_bytes", "Estimated bytes of prompt caches.", "model")
 
 CLASS_REQUESTS = counter(
