@@ -1,10 +1,11 @@
 """Are counterfactuals true: what the page says of other placements, and `warmroute compare` of other policies?
 
-    python -m loadtest.fleets.saved [KIND ...] [--seconds 20]
+    python -m loadtest.fleets.saved [KIND ...] [--seconds 20] [--runs 1]
 
 For each kind of traffic, really runs the default, round robin and least load in front of mock engines with empty
 caches. Next to the real cached share of each is the page's figure (of shadow caches, while the default runs), and
-that of `compare` from the receipts of the default; then the real mean TTFT and that of `compare`.
+that of `compare` from the receipts of the default; then the real mean TTFT and that of `compare`. With `--runs`, each
+baseline really runs so often, and the means are shown: the same 80 requests of agents find 62 to 67 % under least load.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from loadtest.commands.child_processes import (
     router_config,
     temporary_folder,
 )
+from loadtest.commands.compare import BASELINES
 from loadtest.simulator.outcome import cached_share
 from loadtest.tables import text_table
 from loadtest.traffic.chat_workload import MIX, ChatSession, SessionShape, Shared, mixed_sessions, poisson
@@ -66,20 +68,22 @@ KINDS = {
 }
 
 
-async def measured(kind: Kind, seconds: float, folder: Path) -> tuple[dict[str, DriveResults], dict[str, float], Path]:
-    """The drive of each policy; cached shares by placement, from the default's metrics; and its receipts."""
+async def measured(
+    kind: Kind, seconds: float, runs: int, folder: Path
+) -> tuple[dict[str, list[DriveResults]], dict[str, float], Path]:
+    """The drives of each policy; cached shares by placement, from the default's metrics; and its receipts."""
     plan, receipts, placed = FleetPlan(pods=4, num_blocks=kind.num_blocks), folder / "receipts.jsonl", {}
     random = Random(1)
     mix: Sequence[ChatSession] = mixed_sessions(random, kind.shapes, poisson(random, seconds, kind.per_s))
-    driven: dict[str, DriveResults] = {}
+    driven: defaultdict[str, list[DriveResults]] = defaultdict(list)
     async with mock_fleet(plan, folder) as pods:
-        for policy in POLICIES:
+        for policy in (*POLICIES, *BASELINES * (runs - 1)):
             await clear_caches(pods)
             config = router_config(pods, plan) | {"policy": policy}
             if policy == "cost_aware":
                 config["receipts"] = str(receipts)
             async with configured_router(f"router-{policy}", config, folder) as router:
-                driven[policy] = await drive(router.public, plan.model, mix, lambda _: None)
+                driven[policy].append(await drive(router.public, plan.model, mix, lambda _: None))
                 if policy == "cost_aware":
                     await asyncio.sleep(FOLLOWED_S)
                     placed = await placed_shares(router)
@@ -105,14 +109,15 @@ def compared(receipts: Path) -> dict[str, dict[str, float]]:
 def main(
     kinds: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(KINDS)}.", show_default="all")] = None,
     seconds: Annotated[float, typer.Option(min=5, help="Seconds in which sessions start.")] = 20.0,
+    runs: Annotated[int, typer.Option(min=1, help="Real runs of each baseline.")] = 1,
 ) -> None:
     rows = []
     for name in kinds or KINDS:
         with temporary_folder("warmroute-saved-") as folder:
-            driven, placed, receipts = asyncio.run(measured(KINDS[name], seconds, folder))
+            driven, placed, receipts = asyncio.run(measured(KINDS[name], seconds, runs, folder))
             says = compared(receipts)
-        for policy, results in driven.items():
-            good = [one for one in results.served if not one.error]
+        for policy, drives in driven.items():
+            good = [one for results in drives for one in results.served if not one.error]
             shares = (cached_share(good), placed.get(POLICIES[policy], 0.0), says[policy]["cached_share"])
             real_ms, said_ms = fmean(ttfts_ms(good)), says[policy]["ttft_mean_ms"]
             times = f"{real_ms:.1f}", f"{said_ms:.1f}", f"{said_ms / real_ms - 1:+.0%}"

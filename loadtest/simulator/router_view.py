@@ -186,7 +186,8 @@ class RouterView:
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
         for pod_id, load in loads.items():
-            scraped = replace(load, our_prompts=self.ledger.on(pod_id).prefill_requests)
+            ours = self.ledger.on(pod_id).prefill_requests
+            scraped = replace(load, scraped_at_s=self._clock.now_s, our_prompts=ours)
             self.core.state.fleet.observe_load(pod_id, scraped)
 
     def send_waiting(self, queues: RequestQueues, queue: AdmissionQueue, turns: Turns, after_ms: float = 0.0) -> None:

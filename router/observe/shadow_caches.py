@@ -2,9 +2,11 @@
 
 Each alternative has shadow caches of its own: one for each pod, of its capacity, for the prompts that the alternative
 would have sent there. Round robin takes the next ready pod. Least load takes the one with the fewest outstanding prompt
-tokens of its own, because a long prompt is more work; of idle ones the same for each prefix. A third set, the control,
-follows the placement that was chosen: its cached share minus the real one is the error of all three.
-While that is too large, as after a restart in front of full caches, alternatives count as equally good.
+tokens of its own, because a long prompt is more work. There a request takes its real time, and the prefill of what that
+pod holds less. Until it is scraped, a pod that has become idle counts as busy, as for the router; of idle ones each
+prefix has its own. A third set, the control, follows the placement that was chosen: its cached share minus the real one
+is the error of all three. While that is too large, as after a restart in front of full caches, alternatives count as
+equally good.
 
 All prefixes are followed while the caches have at most `MAX_ENTRIES` together, and few requests come. Else a
 sample, half of them or a quarter and so on (after SHARDS: Waldspurger et al., FAST 2015): by a hash of the first blocks
@@ -20,6 +22,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import islice
 
 from router.decision import Split
@@ -110,6 +113,16 @@ def _equal_bytes(one: bytes, other: bytes) -> int:
 
 
 @dataclass(slots=True)
+class Outstanding:
+    """The prompt tokens that least load has on one pod. A pod was last busy from `since_s` to `until_s`: while its last
+    scrape is of that time, the router takes it for busy."""
+
+    tokens: int = 0
+    since_s: float = 0.0
+    until_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Watch:
     """The latest requests of a model. `real`: their number, prompt tokens and cached ones; `control`: both tokens of
     those that were followed, by shadow caches. `new`: what was not counted yet, as in `COUNTED`."""
@@ -155,9 +168,9 @@ class ShadowCaches:
         self._caches: dict[tuple[str, PodId], ShadowCache] = {}
         self._placed: dict[str, tuple[Pod, Pod, int]] = {}
         """By request in flight, the pods of the alternatives, and its tokens."""
-        self._outstanding: defaultdict[PodId, int] = defaultdict(int)
-        self._ended: list[PodId] = []
-        """The pods whose last scrape may still show a request that has ended: each counts as a token."""
+        self._outstanding: defaultdict[PodId, Outstanding] = defaultdict(Outstanding)
+        self._ends: list[tuple[float, PodId, int]] = []
+        """A heap of requests that have ended: when they would have under least load, on which pod, and their tokens."""
         self._answers: dict[BlockHash, int] = {}
         """By the last block of a prompt, its blocks with those of its answer."""
         self._requests = 0
@@ -190,9 +203,6 @@ class ShadowCaches:
     def follow(self) -> Iterator[None]:
         """All that is pending, in parts of about a millisecond. Then it counts."""
         pending, self._pending, done, before = self._pending, [], 0, self._requests
-        seen, self._ended = self._ended, []
-        for pod in seen:
-            self._outstanding[pod] -= 1
         for kept, ended, hashes in pending:
             if ended is None:
                 self._place(kept)
@@ -211,15 +221,32 @@ class ShadowCaches:
         found = ready_pods(facts.fleet, facts.adapter or facts.model)
         pods = found.prefill if isinstance(kept.candidates[0].plan, Split) or not found.direct else found.direct
         if pods and facts.request_id not in self._placed:
+            self._end_until(facts.now_s)
             least, tokens = self._least_loaded(pods, facts.key), facts.prompt_tokens or 1
-            self._outstanding[least.id] += tokens
+            on_pod = self._outstanding[least.id]
+            if not on_pod.tokens:
+                on_pod.since_s = facts.now_s
+            on_pod.tokens += tokens
             self._placed[facts.request_id] = pods[facts.turn % len(pods)].pod, least, tokens
 
+    def _end_until(self, now_s: float) -> None:
+        while self._ends and self._ends[0][0] <= now_s:
+            until_s, pod, tokens = heappop(self._ends)
+            on_pod = self._outstanding[pod]
+            on_pod.tokens -= tokens
+            on_pod.until_s = until_s
+
     def _least_loaded(self, pods: Sequence[PodStatus], key: int) -> Pod:
-        outstanding = self._outstanding
-        compared = [pods[(key + at) % len(pods)].pod for at in range(min(len(pods), MAX_COMPARED_PODS))]
-        least = min([outstanding[pod.id] for pod in compared])
-        return max([pod for pod in compared if outstanding[pod.id] == least], key=lambda pod: rendezvous(key, pod.id))
+        """An idle pod that its last scrape shows as busy comes after other idle ones."""
+        compared = [pods[(key + at) % len(pods)] for at in range(min(len(pods), MAX_COMPARED_PODS))]
+        on_pods = [self._outstanding[status.pod.id] for status in compared]
+        loads = [
+            load.tokens or load.since_s <= status.load.scraped_at_s < load.until_s
+            for load, status in zip(on_pods, compared, strict=True)
+        ]
+        least = min(loads)
+        equal = [status.pod for load, status in zip(loads, compared, strict=True) if load == least]
+        return max(equal, key=lambda pod: rendezvous(key, pod.id))
 
     def _end(self, kept: RecordedDecision, ended: Ended, hashes: Sequence[BlockHash]) -> int:
         """Returns the number of entries of its prompt."""
@@ -227,10 +254,10 @@ class ShadowCaches:
         in_turn, least, tokens = self._placed.pop(facts.request_id, (None, None, 0))
         if in_turn is None or least is None:
             return 0
-        self._outstanding[least.id] -= tokens - 1
-        self._ended.append(least.id)
+        until_s = facts.now_s + ended.at_s - kept.at_s + ended.e2e_ms / 1000
         self._requests += 1
         if ended.result != "ok" or served is None or not facts.prompt_tokens or not hashes:
+            heappush(self._ends, (until_s, least.id, tokens))
             return 0
         chosen = served.plan.prefill if isinstance(served.plan, Split) else served.plan.pod
         block, watch = facts.block_size_tokens, self.watches[ended.model]
@@ -255,6 +282,8 @@ class ShadowCaches:
             new[1] += cached_tokens
             new[2] += saved_s
             new[3] += saved_s * cache.gpus
+        late_ms = max(least.speed.compute_ms(cached_tokens, cached_tokens_of(ended)), 0.0)  # those of least load, real
+        heappush(self._ends, (until_s + late_ms / 1000, least.id, tokens))
         self._answers[blocks[-1]] = (facts.prompt_tokens + (ended.output_tokens or 1) - 1) // block
         return len(prompt)
 
@@ -276,7 +305,7 @@ class ShadowCaches:
             self._caches = {at: one for at, one in self._caches.items() if one.last_request > used}
         while self.entries > most or self._followed_per_s > most_per_s:
             self.sample, self._followed_per_s = min(self.sample * 2, MAX_SAMPLE), self._followed_per_s / 2
-            for kept in (self.watches, self._pending, self._placed, self._outstanding, self._ended):
+            for kept in (self.watches, self._pending, self._placed, self._outstanding, self._ends):
                 kept.clear()
             for cache in self._caches.values() if self.entries > most else ():
                 cache.evict((cache.blocks + 1) / 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import replace
 from math import inf
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -75,18 +76,22 @@ def traffic(sessions_per_s: float, kinds: dict[str, Kind]) -> Traffic:
     return Traffic(BLOCK, sessions)
 
 
-def real_share(policy: Policy, asked: Traffic, kv_tokens: int, observers: Observers = UNOBSERVED) -> float:
+def real_share(
+    policy: Policy, asked: Traffic, kv_tokens: int, observers: Observers = UNOBSERVED, route_ms: float = 2.0
+) -> float:
     fleet = equal_pods(PODS, VirtualPodConfig(speed=speed_of("llama-3.1-70b", "h100x4"), kv_tokens=kv_tokens))
     routers = RouterSettings(observers=observers)
-    world = World(fleet, policy, Conditions(), routers=routers, block_size_tokens=BLOCK)
+    world = World(
+        fleet, policy, Conditions(route_ms=route_ms, scrape_ms=250.0), routers=routers, block_size_tokens=BLOCK
+    )
     return cached_share(world.run(asked).outcomes)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_other_placements_have_the_caches_that_they_really_would_have(name: str) -> None:
     """Within three points, from the first request on. The estimate by present caches said 28 % where round robin really
-    finds 88 %. Of agents, least load looks up to four points too good: its requests would take longer and collide more
-    often."""
+    finds 88 %. The real share is a mean: if the router is half a millisecond slower, that of least load may be another
+    by two points; of documents that do not fit, by four."""
     per_s, kv_tokens, kinds = KINDS[name]
     policies = load_policies(shipped("policies"))
     asked, metrics = traffic(per_s, kinds), Metrics()
@@ -111,6 +116,6 @@ def test_other_placements_have_the_caches_that_they_really_would_have(name: str)
     assert shares["chosen"] == pytest.approx(real, abs=0.001)
     assert abs(shadows.watches["m"].error) <= MAX_ERROR
     for placement in ALTERNATIVES:
-        expected = real_share(policies[placement], asked, kv_tokens)
-        allowed = 0.04 if (name, placement) == ("agents", "least_load") else 0.03
+        expected = fmean(real_share(policies[placement], asked, kv_tokens, route_ms=ms) for ms in (1.5, 2.5))
+        allowed = 0.04 if (name, placement) == ("documents that do not fit", "least_load") else 0.03
         assert shares[placement] == pytest.approx(expected, abs=allowed), placement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ from router.observe.metrics import Metrics
 from router.observe.recent_decisions import RecentDecisions
 from router.observe.shadow_caches import ENTRY_TOKENS, SLICE_ENTRIES, ShadowCache, ShadowCaches
 from router.policy.decide import decide
-from router.types import Generation, Pod, PodSpeed, PromptPrefix, Role
+from router.types import Generation, Pod, PodLoad, PodSpeed, PromptPrefix, Role
 from tests.kit.scenes import BLOCK, POLICIES, pod, ready, request, scene
 
 BY = POLICIES["cost_aware"]
@@ -42,6 +43,7 @@ class Traffic:
             name: pod(name, speed=SLOW if name == "b" else FAST, capacity_tokens=capacity_tokens) for name in "abc"
         }
         self.turn = self.shared_blocks = 0
+        self.now_s = self.scraped_at_s = 0.0
 
     def decided(
         self, blocks: list[int], turn: int | None = None, name: str = "", plan: Split | None = None
@@ -49,20 +51,21 @@ class Traffic:
         self.turn = self.turn + 1 if turn is None else turn
         prefix = PromptPrefix(Generation(model="m", block_size_tokens=BLOCK), range(len(blocks) * BLOCK + 1), blocks)
         asked = request(name or f"r{self.turn}")
-        seen = scene(
-            *ready(*self.pods.values()), request=asked, prompt=prefix, turn=self.turn, shared_blocks=self.shared_blocks
-        )
+        load = PodLoad(scraped_at_s=self.scraped_at_s)
+        statuses = [replace(status, load=load) for status in ready(*self.pods.values())]
+        facts: dict[str, Any] = {"turn": self.turn, "shared_blocks": self.shared_blocks, "now_s": self.now_s}
+        seen = scene(*statuses, request=asked, prompt=prefix, **facts)
         decision = decide(seen, BY)
         if plan is not None:
             decision = msgspec.structs.replace(decision, candidates=(Candidate(plan, decision.candidates[0].cost, 0),))
-        return self.recent.record(seen, decision, BY, 0.0), prefix
+        return self.recent.record(seen, decision, BY, self.now_s), prefix
 
     def end(
         self, one: tuple[RecordedDecision, PromptPrefix], by: str, cached_tokens: int | None = 0, **facts: Any
     ) -> None:
         kept, prefix = one
         served = Candidate(Direct(self.pods[by]), kept.candidates[0].cost, 0)
-        usual = {"id": kept.scene.request_id, "at_s": 0.0, "model": "m", "endpoint": "chat", "result": "ok"}
+        usual = {"id": kept.scene.request_id, "at_s": kept.at_s, "model": "m", "endpoint": "chat", "result": "ok"}
         usual |= {"served": served, "cached_tokens": cached_tokens, "prompt_tokens": len(prefix.tokens)}
         self.shadows.ended(Ended(**{**usual, "decision": kept, **facts}), prefix)
 
@@ -132,6 +135,29 @@ def test_least_load_sends_a_prefix_to_one_pod_while_it_is_idle_and_to_others_mea
     assert traffic.counted()["least_load"] == 3 * 40 * BLOCK, "the two other pods do not hold it"
 
 
+def test_least_load_takes_a_pod_for_busy_until_a_scrape_shows_it_idle() -> None:
+    """The next turn comes before the next scrape, so the real one sends it elsewhere."""
+    traffic = Traffic()
+    traffic.serve(hashes(1, 40), "a", e2e_ms=1000.0)
+    for now_s, scraped_at_s, cached_blocks in ((1.5, 0.9, 0), (4.0, 3.9, 40)):
+        traffic.now_s, traffic.scraped_at_s = now_s, scraped_at_s
+        traffic.serve(hashes(1, 40), "a", 40 * BLOCK, e2e_ms=1000.0)
+        assert traffic.counted()["least_load"] == cached_blocks * BLOCK
+
+
+def test_under_least_load_a_request_takes_longer_by_the_prefill_of_what_its_pod_lacks() -> None:
+    """640 tokens take 68 ms on a or c, 272 ms on b. The first pod is busy, so the second one computes them, too."""
+    for late_s, cached_blocks in ((0.05, 0), (0.3, 40)):
+        traffic = Traffic()
+        traffic.serve(hashes(1, 40), "a")
+        traffic.now_s = traffic.scraped_at_s = 2.0
+        traffic.decided(hashes(1, 40))
+        traffic.serve(hashes(1, 40), "a", 40 * BLOCK, e2e_ms=1000.0)
+        traffic.now_s = traffic.scraped_at_s = 3.0 + late_s
+        traffic.serve(hashes(1, 40), "a", 40 * BLOCK)
+        assert traffic.counted()["least_load"] == cached_blocks * BLOCK
+
+
 def test_a_request_that_is_decided_again_is_placed_once() -> None:
     traffic = Traffic()
     for turn in (3, 4, 5):
@@ -167,7 +193,10 @@ def test_requests_that_were_not_served_save_nothing_and_leave_no_load(facts: dic
     for _ in range(2):
         traffic.serve(hashes(1, 40), "a", 640, **facts)
     assert {*traffic.counted().values(), *traffic.counted().values()} <= {0.0}
-    assert not any(traffic.shadows._outstanding.values()) and not traffic.shadows._placed
+    assert not traffic.shadows._placed
+    traffic.decided(hashes(2, 40))
+    traffic.counted()
+    assert [load.tokens for load in traffic.shadows._outstanding.values() if load.tokens] == [641], "that of the last"
 
 
 def test_a_split_saves_prefill_on_the_pods_that_compute_prompts() -> None:
