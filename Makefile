@@ -19,7 +19,8 @@ CORE := tests/prompt tests/index tests/fleet tests/policy tests/engines
 PROFILE ?= ci
 SERVERS ?= valkey
 PYTEST = WARMROUTE_TEST_SERVERS=$(SERVERS) $(BIN)/pytest -q -n $(JOBS) --dist worksteal --hypothesis-profile $(PROFILE)
-SLOW_CORE := tests/prompt/incremental tests/prompt/test_sandbox.py
+SLOW_CORE := $(addprefix tests/prompt/,apis incremental pictures test_sandbox.py test_cuts.py test_segments.py) \
+	$(addprefix tests/policy/,test_classes.py test_expected_ttft.py test_new_term.py) tests/index/test_masks.py
 
 .PHONY: install try demo test test-lab test-packaging docs tour release quick redis promtool live live-clients live-k8s live-envoy live-ui screenshots fuzz mutants cpu lint format lock clean
 

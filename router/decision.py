@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -54,8 +54,8 @@ class Split(msgspec.Struct, frozen=True, gc=False):
     handoff_tokens: int = 0
     """Prompt tokens whose KV is transferred: those that the decode pod does not hold."""
 
-    pull: ClassVar[None] = None
-    """A split has no pull."""
+    pull: Pull | None = None
+    """What the prefill pod fetches first instead of computing it."""
 
     @property
     def pod(self) -> Pod:

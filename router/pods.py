@@ -113,6 +113,8 @@ class Pod:
     """Whether it identifies and counts pictures as the router does: the result of a parity test."""
     converts: frozenset[Endpoint] = frozenset()
     """Endpoints whose bodies it converts as the router does, of those with a parity test of their own."""
+    misreads: frozenset[str] = frozenset()
+    """Rules of `apis/chat_rules.py` by which it makes another prompt of a chat than the router."""
     continues: frozenset[Endpoint] = frozenset()
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
     lacks: frozenset[str] = frozenset()

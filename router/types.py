@@ -79,6 +79,10 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     salt: str = ""
     choices: int = 1
     """Number of answers that it asks for."""
+    fallbacks: tuple[str, ...] = ()
+    """Models or adapters of its name that may serve it in place of this one."""
+    fallback: str = ""
+    """Why a fallback serves it."""
     prompts: int = 1
     """Number of prompts, of which only the first is read."""
     usage: UsageShown = UsageShown.ALL
@@ -120,6 +124,12 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
     hashes: Sequence[BlockHash]
     media_tokens: int = 0  # of pictures whose tokens are unknown, estimated; of texts that share no prefix
     pictures: tuple[PromptPicture, ...] = ()
+    others: tuple[tuple[str, PromptPrefix | None], ...] = ()
+    """The prompt by each front end that reads another one; None where that is unknown."""
+
+    def read_by(self, front_end: str) -> PromptPrefix | None:
+        """The prompt as pods with this front end read it."""
+        return next((prompt for name, prompt in self.others if name == front_end), self)
 
     @property
     def token_count(self) -> int:

@@ -35,9 +35,9 @@ class RedisProcess:
         self.start()
 
     def start(self) -> None:
-        """Start on the same port. Raises `RuntimeError` after a few seconds."""
+        """Start on the same port. Raises `RuntimeError` after a minute."""
         self._process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for _ in range(500):
+        for _ in range(6000):
             try:
                 with socket.create_connection(("127.0.0.1", self.port), 1) as probe:
                     probe.sendall(b"PING\r\n")

@@ -164,6 +164,7 @@ OVERVIEW = Dashboard(
         (
             "Pools",
             (
+                _gauge("Requests that wait for a first pod", "short", "sum", of_requests.WAITING_FOR_PODS, "model"),
                 _gauge("Desired replicas", "none", "sum", of_pools.POOL_DESIRED_REPLICAS, "pool model role resource"),
                 _gauge("Ready replicas", "none", "max", of_pools.POOL_READY_REPLICAS, "pool model role"),
                 _gauge("Saturation", "percentunit", "sum", of_pools.POOL_SATURATION, "pool model role"),
@@ -179,6 +180,9 @@ OVERVIEW = Dashboard(
             (
                 _rate("Requests by tenant", "reqps", of_requests.CLASS_REQUESTS, "tenant", "The 20 busiest."),
                 _rate("Requests by name", "reqps", of_requests.NAMED_REQUESTS, "name model", "Of the file of names."),
+                _rate(
+                    "Fallbacks", "reqps", of_requests.FALLBACKS, "name model reason", "Other models of a name served."
+                ),
                 _rate("Requests by class", "reqps", of_requests.CLASS_REQUESTS, "class"),
                 _panel(
                     "Prompt tokens by tenant",
@@ -375,6 +379,7 @@ ROUTER = Dashboard(
                 _rate(
                     "Prompts that differ when read incrementally", "ops", of_requests.INCREMENTAL_MISMATCHES, "model"
                 ),
+                _rate("Compared prompts by rule", "ops", of_requests.PROMPTS_COMPARED, "rule result"),
                 _rate("Full reads of holders", "ops", of_process.INDEX_READS, ""),
                 _gauge("Version", "none", "max", of_process.BUILD_INFO, "version python_version"),
             ),

@@ -26,6 +26,7 @@ import typer
 from loadtest.commands.child_processes import (
     JSON_CALL,
     FleetPlan,
+    cancel_on_sigterm,
     configured_router,
     mock_fleet,
     priced_config,
@@ -128,6 +129,7 @@ def handoffs(metrics: str) -> dict[str, int]:
 
 @asynccontextmanager
 async def fleet(prefill: int, decode: int, *, num_blocks: int = PLAN.num_blocks) -> AsyncIterator[Fleet]:
+    cancel_on_sigterm()
     plan = replace(PLAN, pods=prefill + decode, num_blocks=num_blocks)
     with temporary_folder("warmroute-pd-") as folder:
         async with (

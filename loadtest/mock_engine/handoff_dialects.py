@@ -32,6 +32,8 @@ class PrefillLeg:
     """Respond only once a decode leg has the KV."""
     releases: DecodeLeg | None = None
     """Offered KV of another engine that is released first."""
+    pulls: PeerLookup | None = None
+    """The engine whose prefix is loaded first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +258,13 @@ class MockPeerToPeer(MockDialect):
     def leg(self, request: GenerationRequest, engine_request_id: str) -> HandoffLeg:
         """The router's `kv_request_id` joins the legs."""
         params = _transfer_params(request)
+        source = params.get("remote_kv_source")
+        peer = PeerLookup(_url_of(source)) if source else None
         if decoder := params.get("remote_decoder"):
-            return PrefillLeg(decoder["kv_request_id"])
+            return PrefillLeg(decoder["kv_request_id"], pulls=peer)
         if prefiller := params.get("remote_prefiller"):
             return DecodeLeg(_url_of(prefiller), prefiller["kv_request_id"])
-        return PeerLookup(_url_of(source)) if (source := params.get("remote_kv_source")) else None
+        return peer
 
 
 def dialect_of(config: HandoffConfig) -> MockDialect:

@@ -198,10 +198,11 @@ class EngineApp:
             await exchange.begin(HTTPStatus.OK, responses.AUDIO_TYPES.get(request.audio, EVENT_STREAM))
         try:
             loaded = LoadedKv()
-            if leg is not None and not isinstance(leg, PrefillLeg):
+            loads = leg.pulls if isinstance(leg, PrefillLeg) else leg
+            if loads is not None:
                 with exchange.cancelled_on_disconnect():
-                    loaded = await self._handoffs.load(request, leg)
-            elif leg is not None and leg.releases is not None:
+                    loaded = await self._handoffs.load(request, loads)
+            if isinstance(leg, PrefillLeg) and leg.releases is not None:
                 await self._handoffs.release(leg.releases)
             tokens = self._steps.submit(
                 SimRequest(

@@ -88,6 +88,8 @@ class MockEngineConfig(SimPodConfig):
     adapters: tuple[str, ...] = ()
     front_end: Literal["", "rust"] = ""
     """`rust`: vLLM's front end in Rust, which lacks a part of the paths (0.33)."""
+    misreads: str = ""
+    """A rule of `router/apis/chat_rules.py` that is broken; empty: none."""
     host: str = "127.0.0.1"
     port: int = 0
     api_key: str = field(default="", repr=False)

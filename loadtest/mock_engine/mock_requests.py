@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from loadtest.mock_engine.answers import Answers, Prompt
+from loadtest.mock_engine.misreadings import MISREADINGS
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.output_parser import END_THINK, THINK
 from loadtest.mock_engine.request_bodies import (
@@ -37,6 +38,7 @@ from router.hashing import token_array
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
+from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.conversation import Unrenderable
 from router.types import Endpoint
 
@@ -103,6 +105,7 @@ class RequestParser:
         """The token that ends an answer; any one if templates write none."""
         self._answers = Answers(config, self._end)
         self._engine = f"fp_{uuid.uuid4().hex[:12]}"
+        self._rust = VllmRustChat(config.template) if config.front_end == "rust" and config.template else None
         self._from_messages = VllmMessages(config.template)
         self._from_responses = VllmResponses(config.template)
 
@@ -118,6 +121,8 @@ class RequestParser:
     def completion(self, body: bytes, request_id: str) -> GenerationRequest:
         _, completion = _read(body, AskedCompletion)
         prompts = self._prompts(completion.prompt, completion.add_special_tokens is not False)
+        if not prompts:
+            raise EngineError("this engine takes a prompt, got none", param="prompt")
         is_listed = isinstance(completion.prompt, list) and not isinstance(completion.prompt[0], int)
         if self._config.front_end == "rust" and is_listed:
             raise EngineError(_NO_PROMPT)
@@ -271,7 +276,12 @@ class RequestParser:
             )
 
     def _render(self, raw: Mapping[str, Any]) -> str:
+        if self._config.misreads:
+            raw = MISREADINGS[self._config.misreads](raw)
         try:
+            if self._rust is not None:
+                text: str = self._rust.template.render(self._rust.template_body(raw))
+                return text
             return self._config.render(raw)
         except ClientError as error:
             raise EngineError(str(error), param=error.param) from error

@@ -171,8 +171,8 @@ class World:
         plan, outcome = candidate.plan, turn.outcome
         outcome.pod, outcome.predicted_ms = candidate.pod.id, expected_ttft_ms(candidate.cost)
         outcome.predicted_cached_tokens = candidate.cached_tokens
-        pod, pull = (plan.prefill, None) if isinstance(plan, Split) else (plan.pod, plan.pull)
-        self._clock.call_in(self._conditions.route_ms, self._send, turn, pod.id, pull)
+        pod = plan.prefill if isinstance(plan, Split) else plan.pod
+        self._clock.call_in(self._conditions.route_ms, self._send, turn, pod.id, plan.pull)
 
     def _regret_ms(self, request: TrafficRequest, chosen: PodId) -> float:
         """Computed from the true cache and queue of each pod, without pulls."""

@@ -51,10 +51,12 @@ class ModelName:
     name: str
     weights: Weights
     rules: tuple[NameRule, ...] = ()
+    fallbacks: tuple[str, ...] = ()
+    """Models or adapters that serve where the target cannot, in this order."""
 
     @property
     def all_targets(self) -> frozenset[str]:
-        return frozenset(self.weights).union(*(rule.weights for rule in self.rules))
+        return frozenset(self.weights).union(self.fallbacks, *(rule.weights for rule in self.rules))
 
     def weights_for(self, tenant: str, headers: Mapping[bytes, bytes]) -> Weights:
         return next((rule.weights for rule in self.rules if rule.applies(tenant, headers)), self.weights)

@@ -109,6 +109,12 @@ class Quotas:
         self._add(applied.counted, second, 1)
         return Hold(applied, second)
 
+    def withdraw(self, hold: Hold, now_s: float) -> None:
+        """Count a request of which no pod has computed anything no more: it begins again with another model."""
+        self.end(hold, 0, 0, now_s)
+        for meter in hold.applied.requests:
+            meter.own.take_back(hold.second, 1)
+
     def receive(self, tenant: str, quotas: Sequence[Quota], now_s: float) -> Hold | Short:
         """Count a request as concurrent until `end`. Or, if none of the tenant's requests needs to be read, because no
         process has something left of a limit of all of them, that limit, a minute or at once."""

@@ -33,6 +33,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: Name | None = None
     truncate_prompt_tokens: Number = msgspec.UNSET
     session_id: Name | None = None
+    prompt_cache_key: Name | None = None
 
 
 class ChatBody(SamplingFields, kw_only=True):
@@ -92,6 +93,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     temperature: Number = msgspec.UNSET
     cache_salt: Name | None = None
     session_id: Name | None = None
+    prompt_cache_key: Name | None = None
     previous_response_id: str | None = None
     background: bool | None = None
     store: bool | None = None

@@ -50,7 +50,7 @@ from router.wiring.router import build_tracing
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
 MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."
-_TESTS = ("probe", "self-test", "test of conversions", "test of pictures")
+_TESTS = ("probe", "self-test", "test of conversions", "test of rules", "test of pictures")
 """The checks of pods that are run."""
 
 

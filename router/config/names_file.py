@@ -16,6 +16,7 @@ names:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,11 +24,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_
 
 from router.admission.names import ModelName, NameRule, Names, Weights
 from router.config.load import Strict, read_document, validate
-from router.config.mistakes import wrong_at
+from router.config.mistakes import Location, wrong_at
 from router.engines.forwarded_headers import is_header_name
 from router.types import MAX_NAME_CHARACTERS
 
-MAX_NAMES = 10_000
+MAX_NAMES = 1000
 """Each is a label of a metric."""
 MAX_TARGETS = 16
 
@@ -39,9 +40,13 @@ def _weights(value: Any) -> Any:
 def _one_counts(weights: Weights) -> Weights:
     if not any(weights.values()):
         raise ValueError("one weight must be above 0")
-    if stars := [target for target in weights if "*" in target]:
-        raise ValueError(f"{stars[0]!r} is no model: a target has no `*`")
     return weights
+
+
+def _model(value: str) -> str:
+    if "*" in value:
+        raise ValueError("a target is a model, without `*`")
+    return value
 
 
 def _name(value: str) -> str:
@@ -57,9 +62,10 @@ def _header(name: str) -> str:
 
 
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+_Model = Annotated[_Text, AfterValidator(_model)]
 _Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Targets = Annotated[
-    dict[_Text, _Weight],
+    dict[_Model, _Weight],
     Field(min_length=1, max_length=MAX_TARGETS),
     BeforeValidator(_weights),
     AfterValidator(_one_counts),
@@ -97,6 +103,9 @@ class NameEntry(Strict):
     with its model: by its session, else by tenant and messages up to the first of the user."""
     rules: tuple[RuleEntry, ...] = ()
     """Other targets for some tenants or headers; the first that applies counts."""
+    fallbacks: Annotated[tuple[_Model, ...], Field(max_length=MAX_TARGETS)] = ()
+    """Models or adapters that serve a request that the target cannot: it has no ready pod, its context is too short, it
+    has no place in time for the SLO (`admission`), or its pods fail before the first byte. The first that is ready."""
 
 
 class NameList(Strict):
@@ -114,7 +123,8 @@ class NameList(Strict):
         for number, entry in enumerate(self.names):
             if numbers[entry.name] != number:
                 raise wrong_at(("names", number, "name"), f"duplicate of names.{numbers[entry.name]}.name")
-            places = [(("to",), entry.to), *((("rules", at, "to"), rule.to) for at, rule in enumerate(entry.rules))]
+            places: list[tuple[Location, Iterable[str]]] = [(("to",), entry.to), (("fallbacks",), entry.fallbacks)]
+            places += [(("rules", at, "to"), rule.to) for at, rule in enumerate(entry.rules)]
             for place, targets in places:
                 if other := next((target for target in targets if target in numbers and target != entry.name), None):
                     why = f"{other!r} is a name of this file (names.{numbers[other]}); write the models that it becomes"
@@ -125,7 +135,7 @@ class NameList(Strict):
 def read_names(path: Path) -> Names:
     """Raises `ConfigError` with file, line and key."""
     entries = validate(read_document(path), NameList).names
-    built = [ModelName(one.name, one.to, tuple(rule.build() for rule in one.rules)) for one in entries]
+    built = [ModelName(one.name, one.to, tuple(rule.build() for rule in one.rules), one.fallbacks) for one in entries]
     beginnings = [(one.name[:-1], one) for one in built if one.name.endswith("*")]
     return Names(
         {one.name: one for one in built if not one.name.endswith("*")},

@@ -184,9 +184,11 @@ class Edge(Strict):
     are never forwarded unless they are named here; a request changes one pod only."""
     cors_origins: tuple[Annotated[str, AfterValidator(_cors_origin)], ...] = ()
     """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
-    session_headers: tuple[_HeaderName, ...] = ("x-session-id", "session-id", "x-claude-code-session-id")
-    """Headers with the id of a client's session; the first that is present counts, before `session_id` of the body. The
-    defaults are those of OpenCode, Codex and Claude Code."""
+    session_headers: tuple[_HeaderName, ...] = (
+        *("x-session-id", "session-id", "x-claude-code-session-id", "x-opencode-session", "x-dynamo-session-id"),
+    )
+    """Headers with the id of a client's session; the first that is present counts, before `session_id` and
+    `prompt_cache_key` of the body. The defaults are those of OpenCode, Codex, Claude Code and clients of Dynamo."""
     keep_alive_s: PositiveFloat | None = None
     """A stream that waits longer for its first token gets its head and a comment, then one each time: gateways that cut
     silent connections keep it. Anthropic's API has the event `ping` for that. The status is 200 by then, so an error is
@@ -387,6 +389,11 @@ class Limits(Strict):
     """Total size of buffered request bodies, and of responses of more than 64 KiB that are held until they are whole
     and read, shared as `max_in_flight` is. When it is used up, responses pass as they come, and bodies that have been
     incomplete for 5 s are dropped for others, those of the client with the most bytes first."""
+    hold_s: PositiveFloat | None = None
+    """Longest time that requests wait for the first pod of a model that is under `models`, or a target of `names`: for
+    a fleet that scales from zero. Longer than a pod takes to start. Null: they get 503 at once."""
+    max_waiting_for_pods: PositiveInt = 1000
+    """Requests of one model that wait so; further ones get 503."""
     request_timeout_s: PositiveFloat = 60.0
     """From the first byte of a request to its last; it begins again with each MiB of the body."""
     write_timeout_s: PositiveFloat = 60.0

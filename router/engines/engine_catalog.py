@@ -5,8 +5,9 @@ To add one, write one class and add one line here. Nothing registers itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from router.engines.adapter import EngineAdapter
 from router.engines.handoff.bootstrap import Bootstrap
@@ -38,16 +39,22 @@ IMAGES: Mapping[str, str] = {part: name for name, engine in ENGINES.items() for 
 """Engines by a part of the name of their image."""
 
 
-def conversion_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> type[Conversion] | None:
-    """How the pods that serve a model make a chat of a body. None if there is no pod, if the engine has no such
-    endpoint, or if engines or their front ends differ: each would read another prompt."""
-    front_ends = _front_ends(fleet, model)
-    return conversion_by(*front_ends[0], endpoint) if len(front_ends) == 1 else None
+Readings: TypeAlias = Sequence[tuple[str, type[Conversion] | None]]
+"""How each front end makes a chat of a body; None where it reads it as vLLM does, or not at all."""
+ONE_READING: Readings = (("", None),)
 
 
-def conversion_by(engine: str, front_end: str, endpoint: Endpoint) -> type[Conversion] | None:
-    """How a front end of an engine makes a chat of a body; None as for `EngineAdapter.conversions`."""
-    return ENGINES[engine].conversions_of(front_end).get(endpoint)
+@lru_cache(maxsize=64)
+def readings_of(fleet: FleetSnapshot, model: str, endpoint: Endpoint) -> Readings:
+    """How the pods that serve a model make a chat of a body: once for front ends that do it alike. `ONE_READING` if
+    there is no pod, if the engine has no such endpoint, or if the engines differ."""
+    front_ends = sorted(_front_ends(fleet, model))
+    if len({engine for engine, _ in front_ends}) != 1:
+        return ONE_READING
+    found = {name: ENGINES[engine].conversions_of(name).get(endpoint) for engine, name in front_ends}
+    if endpoint.api.is_converted:  # other pods are not matched
+        return next(((pair,) for pair in found.items() if pair[1]), ONE_READING)
+    return tuple(found.items()) if len(set(found.values())) > 1 else tuple(found.items())[:1]
 
 
 @lru_cache(maxsize=64)

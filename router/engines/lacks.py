@@ -36,7 +36,7 @@ COMMON_LACKS = (
     Lack(HTTPStatus.NOT_FOUND, re.compile(rb"\Z")),
     Lack(HTTPStatus.NOT_FOUND, re.compile(rb'\{"detail": ?"Not Found"\}\Z')),
 )
-"""Of servers in general, those in Rust without a body, and FastAPI. The 404 for an unknown model or id is another."""
+"""How servers in general say it: an empty body in Rust, `Not Found` in FastAPI. It differs for an unknown model."""
 
 
 def needs(request: InferenceRequest, target: bytes) -> tuple[str, ...]:

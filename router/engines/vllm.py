@@ -67,7 +67,7 @@ class _Faults(msgspec.Struct):
 
 
 class Vllm(EngineAdapter):
-    owners = ("vllm", _RUST_OWNER)
+    owners: tuple[str, ...] = ("vllm", _RUST_OWNER)
     may_force_usage = True  # --enable-force-include-usage
     image_names = ("vllm",)
     gauges = LoadGauges(

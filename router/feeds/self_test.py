@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from router.apis.api import WORDS, long_text, text_part
+from router.apis.chat_rules import RULES
 from router.engines.adapter import (
     PROBE_ANSWER,
     TOKENIZE_PATH,
@@ -67,6 +68,8 @@ Advice: TypeAlias = Callable[[str, Sequence[int], Sequence[int]], str]
 """(model, the router's tokens of a probe, the engine's) to the cause of a difference and what to do; "" if unknown."""
 
 _NOT_TRUSTED = "conversion not trusted; requests to this endpoint are routed by load"
+_OF_PROMPTS = ("messages", "tools", "prompt", "add_generation_prompt", "continue_final_message")
+"""Fields of probes that determine their prompts."""
 _WARNINGS = {Endpoint.CHAT: "chats with tools are matched up to the first difference only"}
 
 log = structlog.get_logger()
@@ -200,6 +203,7 @@ class SelfTest:
                 every_s=every_s,
                 max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
             ),
+            Check(name="test of rules", run=self._test_rules, due=is_trusted, every_s=every_s, once=True),
             Check(name="test of pictures", run=self._test_pictures, due=is_trusted, every_s=every_s, once=True),
         )
 
@@ -229,6 +233,36 @@ class SelfTest:
             self.fleet.learn(pod.id, converts=frozenset(passed))
         return passed.issuperset(_untested(pod))
 
+    async def _test_rules(self, pod: Pod, _turn: Turn) -> bool:
+        """Test by which rules the pod makes other prompts of chats, and record them. False if the test must be
+        repeated. A chat that the pod refuses shows nothing."""
+        wrong, answered = set[str](), False
+        for rule in RULES:
+            body = {"model": pod.models[0], "max_tokens": 1, "temperature": 0, **rule.chat}
+            found = await self._first_readable(pod, [(Endpoint.CHAT, body)])
+            if found is None:
+                continue
+            report = await self._compare_tokens(pod, *found)
+            answered |= report.tokens is not Parity.UNKNOWN
+            wrong |= {rule.name} if report.tokens is Parity.MISMATCH else set()
+        if self.fleet.same_epoch(pod) is None:
+            return False
+        self.fleet.learn(pod.id, misreads=frozenset(wrong))
+        if wrong:
+            event = "pod makes other prompts of some chats; they are matched up to the first difference"
+            log.warning(event, pod=pod.id, rules=sorted(wrong))
+        return answered
+
+    async def _compare_tokens(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
+        """Compare tokens alone, by /tokenize where the pod has it."""
+        tokens, answer = await self._tokenized_by(pod, probe), b""
+        if tokens is None:
+            try:
+                answer = await self._send(pod, probe)
+            except UpstreamError as error:
+                return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, f"the probe request failed: {error}")
+        return compare_tokens(prompt.tokens, tokens or prompt_token_ids(answer), prompt_token_count(answer))
+
     async def _test_pictures(self, pod: Pod, _turn: Turn) -> bool:
         """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the
         test must be repeated."""
@@ -250,7 +284,7 @@ class SelfTest:
         reads. `reads`: whether it has read a probe exactly."""
         read = 0
         for group in groups:
-            if (found := await self._first_readable(group)) is None or not reads(found[1]):
+            if (found := await self._first_readable(pod, group)) is None or not reads(found[1]):
                 continue
             report = await self._compare(pod, *found)
             if report.trust is not PrefixTrust.TRUSTED:
@@ -261,14 +295,15 @@ class SelfTest:
     async def test(self, pod: Pod) -> ParityReport:
         """Run one self-test: one short prompt and one output token."""
         nonce, block = uuid.uuid4().hex, pod.block_size_tokens
-        found = await self._first_readable(one for model in pod.models for one in probes(model, nonce, block))
+        every = (one for model in pod.models for one in probes(model, nonce, block))
+        found = await self._first_readable(pod, every)
         if found is None:
             return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, "the router has no tokenizer for this pod's models")
         report = await self._compare(pod, *found)
         if report.tokens is Parity.UNKNOWN and self.publishes_events(pod.id):
             # A pod that generates nothing. The events show its tokens, and whether its model caches prefixes at all.
             text = {"model": pod.models[0], "input": f"{uuid.uuid4().hex} {long_text(block)}"}
-            found = await self._first_readable([(Endpoint.EMBEDDINGS, text)])
+            found = await self._first_readable(pod, [(Endpoint.EMBEDDINGS, text)])
             embedded = await self._compare(pod, *found) if found else _NONE_READ
             return embedded if embedded.trust is PrefixTrust.TRUSTED else report
         return report
@@ -295,11 +330,12 @@ class SelfTest:
         new_blocks = cache.size_blocks - before_blocks
         return compare_hashes(report, known_blocks, expected, cache.blocks.rejected_reason, new_blocks)
 
-    async def _first_readable(self, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
-        """The first probe that the router can tokenize."""
+    async def _first_readable(self, pod: Pod, group: Iterable[Probe]) -> tuple[Probe, PromptPrefix] | None:
+        """The first probe that the router can tokenize as the pod's front end does."""
         for endpoint, body in group:
-            if (prompt := await self.fingerprint(endpoint, body)) is not None:
-                return (endpoint, body), prompt
+            prompt = await self.fingerprint(endpoint, body)
+            if prompt is not None and (own := prompt.read_by(pod.front_end)) is not None:
+                return (endpoint, body), own
         return None
 
     async def _send(self, pod: Pod, probe: Probe) -> bytes:
@@ -313,7 +349,7 @@ class SelfTest:
         endpoint, body = probe
         if endpoint.api.is_converted:
             return None
-        fields: dict[str, Any] = {name: body[name] for name in ("messages", "tools", "prompt") if name in body}
+        fields: dict[str, Any] = {name: body[name] for name in _OF_PROMPTS if name in body}
         asked = ENGINES[pod.engine].tokenize_body(body["model"], fields)
         if asked is None:
             return None

@@ -46,6 +46,7 @@ _UNTESTED: Mapping[str, Any] = {
     "trust": PrefixTrust.UNTESTED,
     "converts": frozenset(),
     "reads_pictures": False,
+    "misreads": frozenset(),
     "continues": frozenset(),
     "lacks": frozenset(),
     "refuses_usage": False,

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from router.engines.adapter import TOKENIZE_PATH, parse_tokens
-from router.engines.engine_catalog import ENGINES
+from router.engines.engine_catalog import ENGINES, ONE_READING, Readings
 from router.errors import ClientError, UpstreamError
 from router.hashing import generation_seed, hash_array, hash_blocks, token_array
 from router.prompt.apis.conversion import Conversion
@@ -68,7 +68,7 @@ TOKENIZE_TIMEOUT_S = 2.0
 Unread: TypeAlias = Callable[[InferenceRequest, UnreadReason, str], None]
 """Called with (request, reason, details) when a prompt is routed without a prefix."""
 ContextLookup: TypeAlias = Callable[[InferenceRequest], int | None]
-ConversionLookup: TypeAlias = Callable[[InferenceRequest], type[Conversion] | None]
+ReadingsLookup: TypeAlias = Callable[[InferenceRequest], Readings]
 _Result = TypeVar("_Result")
 
 
@@ -77,7 +77,7 @@ class FleetLookups:
     """What the pods of a request's model have in common. Each returns None if it is unknown."""
 
     context_tokens: ContextLookup = lambda _: None
-    conversion: ConversionLookup = lambda _: None
+    readings: ReadingsLookup = lambda _: ONE_READING
     identities: Callable[[InferenceRequest], PictureIdentities | None] = lambda _: None
 
 
@@ -196,28 +196,51 @@ class LocalPromptReader:
             return await self._read_tokenized(request)
         if kind is PromptKind.TEXTS:
             return await self._read_texts(request)
-        fingerprinter = self.fingerprinter
+        readings = self.lookups.readings(request) if request.endpoint.api.is_chat else ONE_READING
         try:
-            conversion = self.lookups.conversion(request) if request.endpoint.api.is_chat else None
-            identities = self.lookups.identities(request) if self.fingerprinter.pictures is not None else None
-            pending, is_rendered = fingerprinter.open(request, conversion, identities), False
-            if (found := pending.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
-                few, new = _has_few_new_items(found), fingerprinter.render_new
-                is_rendered = new(pending) if few else await self.threads.run(found.new_bytes, new, pending)
-            if not is_rendered and _is_short(pending) and not fingerprinter.declares_tools(request):
-                fingerprinter.render(pending)
-            elif not is_rendered:
-                await self._render_long(pending)
-            fingerprinter.look_up(pending)
-            if len(request.body) <= MAX_INLINE_BYTES and self._is_soon_encoded(pending):
-                prefix = fingerprinter.finish(pending)
-                if pending.cold_characters > YIELD_CHARACTERS:
-                    await asyncio.sleep(0)
-            else:
-                prefix = await self.threads.run(pending.cold_characters, fingerprinter.finish, pending)
+            if len(readings) == 1:
+                return await self._read_by(readings[0][1], request)
+            return await self._read_by_each(readings, request)
         except Unrenderable as error:
             self._unread(request, error.reason, str(error))
             return error.reason
+
+    async def _read_by_each(self, readings: Readings, request: InferenceRequest) -> PromptPrefix:
+        """The prompt by one front end, with those of others that differ. Raises what the first one raises if none reads
+        it."""
+        found: dict[str, PromptPrefix | None] = {}
+        errors: list[Exception] = []
+        for front_end, conversion in readings:
+            if found and conversion is not None and self.fingerprinter.made(conversion).reads_alike(request.prompt):
+                continue
+            try:
+                found[front_end] = await self._read_by(conversion, request)
+            except (ClientError, Unrenderable) as error:
+                found[front_end] = None
+                errors.append(error)
+        if (prompt := by_front_end(found)) is None:
+            raise errors[0]
+        return prompt
+
+    async def _read_by(self, conversion: type[Conversion] | None, request: InferenceRequest) -> PromptPrefix:
+        """Raises `Unrenderable` or what the engine would refuse."""
+        fingerprinter = self.fingerprinter
+        identities = self.lookups.identities(request) if fingerprinter.pictures is not None else None
+        pending, is_rendered = fingerprinter.open(request, conversion, identities), False
+        if (found := pending.found) is not None and found.key and found.new_bytes <= INLINE_BYTES:
+            few, new = _has_few_new_items(found), fingerprinter.render_new
+            is_rendered = new(pending) if few else await self.threads.run(found.new_bytes, new, pending)
+        if not is_rendered and _is_short(pending) and not fingerprinter.declares_tools(request):
+            fingerprinter.render(pending)
+        elif not is_rendered:
+            await self._render_long(pending)
+        fingerprinter.look_up(pending)
+        if len(request.body) <= MAX_INLINE_BYTES and self._is_soon_encoded(pending):
+            prefix = fingerprinter.finish(pending)
+            if pending.cold_characters > YIELD_CHARACTERS:
+                await asyncio.sleep(0)
+        else:
+            prefix = await self.threads.run(pending.cold_characters, fingerprinter.finish, pending)
         self.check.sample(request, pending, prefix)
         return prefix
 
@@ -274,6 +297,17 @@ class LocalPromptReader:
         await self.threads.run(new_bytes, self.fingerprinter.render, pending, context_tokens)
 
 
+def by_front_end(found: Mapping[str, PromptPrefix | None]) -> PromptPrefix | None:
+    """The longest reading of a prompt, with those of other front ends that differ; None if there is none. Of the
+    longest, no pod can have more tokens cached than the prompt has."""
+    read = [prompt for prompt in found.values() if prompt is not None]
+    if not read:
+        return None
+    longest = max(read, key=lambda prompt: len(prompt.tokens))
+    others = [(name, one) for name, one in found.items() if one is None or one.tokens != longest.tokens]
+    return msgspec.structs.replace(longest, others=tuple(others)) if others else longest
+
+
 def generating_request(request: InferenceRequest) -> InferenceRequest | None:
     """The chat or completion with the same prompt as a request to /tokenize. None where the answer has more than its
     tokens, or where the engine may refuse it."""
@@ -328,7 +362,7 @@ class EnginePromptReader:
     pods: Callable[[str], list[Pod]]
     unread: Unread
     threads: ReadThreads = field(default_factory=ReadThreads)
-    conversion: ConversionLookup = lambda _: None
+    readings: ReadingsLookup = lambda _: ONE_READING
 
     async def read(self, request: InferenceRequest) -> PromptPrefix | UnreadReason | None:
         if request.endpoint.api.prompt in (PromptKind.TOKENIZED, PromptKind.TEXTS):
@@ -337,17 +371,30 @@ class EnginePromptReader:
             self.unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
             return UnreadReason.TOO_LONG
         try:
-            for pod in self.pods(request.adapter or request.model)[:2]:
-                if (prefix := await self._read_from(pod, request)) is not None:
-                    return prefix
+            if (prefix := await self._read_by_each(self.pods(request.adapter or request.model), request)) is not None:
+                return prefix
         except Unrenderable as error:
             self.unread(request, error.reason, str(error))
             return error.reason
         self.unread(request, UnreadReason.NOT_TOKENIZED, "no pod tokenized the prompt")
         return UnreadReason.NOT_TOKENIZED
 
+    async def _read_by_each(self, pods: Sequence[Pod], request: InferenceRequest) -> PromptPrefix | None:
+        """The prompt by a pod of one front end, with those of others that differ."""
+        names = [name for name, _ in self.readings(request)] if request.endpoint.api.is_chat else [""]
+        if len(names) == 1:
+            return await self._read_from_one(pods, request)
+        of_each = {name: [pod for pod in pods if pod.front_end == name] for name in names}
+        return by_front_end({name: await self._read_from_one(own, request) for name, own in of_each.items()})
+
+    async def _read_from_one(self, pods: Sequence[Pod], request: InferenceRequest) -> PromptPrefix | None:
+        for pod in pods[:2]:
+            if (prefix := await self._read_from(pod, request)) is not None:
+                return prefix
+        return None
+
     async def _read_from(self, pod: Pod, request: InferenceRequest) -> PromptPrefix | None:
-        conversion = self.conversion(request) if request.endpoint.api.is_converted else None
+        conversion = self.readings(request)[0][1] if request.endpoint.api.is_converted else None
         body = await self._run(len(request.body), _tokenize_body, pod, request, conversion)
         if body is None:
             return None

@@ -233,7 +233,7 @@ class Prompts:
                 self._ready_pods,
                 self._count_unread,
                 threads=self._threads,
-                conversion=self._lookups.conversion,
+                readings=self._lookups.readings,
             )
         tokenizer = self._load(source_of(model), fast=model.fast_tokenizer)
         entry = self._names.entry_of(model.name)

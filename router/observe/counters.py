@@ -14,6 +14,9 @@ class Counters:
     def match_degraded(self, model: str) -> None:
         """The index was incomplete when a prompt was matched."""
 
+    def tokens_compared(self, model: str, rule: str, *, are_equal: bool) -> None:
+        """A pod's count of prompt tokens was compared, of a chat that a rule concerns."""
+
     def attempt_ended(self, pod: PodId, result: str) -> None:
         """A pod answered, or failed."""
 

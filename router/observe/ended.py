@@ -122,6 +122,8 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     """Where usage is recorded."""
     name: str = ""
     """The name that its client asked for, if the model has another."""
+    fallback: str = ""
+    """Why a fallback of the name served it."""
 
 
 EndingSink: TypeAlias = Callable[[Ended, PromptPrefix | None], None]

@@ -134,6 +134,8 @@ class Metrics(Counters):
         self.requests.children[ended.endpoint, ended.model, ended.result].value += 1
         if ended.name:
             self[of_requests.NAMED_REQUESTS].labels(ended.name, ended.model, ended.result).inc()
+            if ended.fallback:
+                self[of_requests.FALLBACKS].labels(ended.name, ended.model, ended.fallback).inc()
         if ended.result == CLIENT_GONE:
             self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
         if not ended.is_read:
@@ -206,6 +208,9 @@ class Metrics(Counters):
 
     def match_degraded(self, model: str) -> None:
         self[of_process.DEGRADED_MATCHES].labels(model).inc()
+
+    def tokens_compared(self, model: str, rule: str, *, are_equal: bool) -> None:
+        self[of_requests.PROMPTS_COMPARED].labels(model, rule, "equal" if are_equal else "differs").inc()
 
     def attempt_ended(self, pod: PodId, result: str) -> None:
         self.sent.children[pod, result].value += 1

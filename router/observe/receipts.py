@@ -57,6 +57,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     id: str = ""
     name: str = ""
     """The name that its client asked for, if the model has another."""
+    fallback: str = ""
+    """Why a fallback of the name served it."""
     trace_id: str = ""
     """With `tracing.enabled`."""
     pod: str = ""

@@ -237,7 +237,7 @@ class ShadowCaches:
             on_pod.until_s = until_s
 
     def _least_loaded(self, pods: Sequence[PodStatus], key: int) -> Pod:
-        """Of idle pods, it takes one that its last scrape shows as idle, too."""
+        """An idle pod that its last scrape shows as busy comes after other idle ones."""
         compared = [pods[(key + at) % len(pods)] for at in range(min(len(pods), MAX_COMPARED_PODS))]
         on_pods = [self._outstanding[status.pod.id] for status in compared]
         loads = [

@@ -69,7 +69,11 @@ class _Spans:
         operation = endpoint_of(endpoint).api.operation
         self._name = f"{operation} {ended.model}".rstrip() if operation else endpoint
         self._shared = _present(
-            {"gen_ai.operation.name": operation or None, "gen_ai.request.model": ended.model or None}
+            {
+                "gen_ai.operation.name": operation or None,
+                "gen_ai.request.model": ended.name or ended.model or None,
+                "gen_ai.response.model": ended.model if ended.name else None,
+            }
         )
 
     def request(self) -> ReadableSpan:

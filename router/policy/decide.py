@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import compress
+from typing import TypeAlias
 
 from router.decision import Candidate, Cost, Direct, Pull, RouteDecision, Split
 from router.errors import NoReadyPod
@@ -37,6 +38,7 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
         candidates = _cheapest_of_each_pod([*candidates, *_priced(pulling, policy)])
     if policy.splits:
         candidates += _split_candidates(planner, pods, policy)
+        candidates += _lent_candidates(planner, pods, policy, candidates)
     if not candidates:
         raise NoReadyPod(f"No two ready pods of `{scene.request.model}` can hand KV over to each other.")
     ranked, reason = policy.picker.rank(scene, candidates)
@@ -59,7 +61,7 @@ def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
         Candidate(
             Direct(
                 at.pod,
-                Pull(at.pull.sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens) if at.pull else None,
+                _pull_of(at),
             ),
             Cost(names, parts_ms, sum(parts_ms)),
             at.cached_tokens,
@@ -96,13 +98,28 @@ def _split_candidates(planner: Planner, pods: Eligible, policy: Policy) -> list[
     return [pair for kind in _of_one_kind(pods) for pair in _pairs(planner, kind, policy)]
 
 
+def _lent_candidates(planner: Planner, pods: Eligible, policy: Policy, others: Sequence[Candidate]) -> list[Candidate]:
+    """Answers of prefill pods alone, while the cheapest of the others waits for the KV of a decode pod."""
+    if "kv_wait" not in policy.cost_names or not others:
+        return []
+    cheapest = min(others, key=lambda candidate: candidate.cost.total_ms)
+    if not dict(cheapest.cost.parts)["kv_wait"]:
+        return []
+    able = [status for status in pods.prefill if status.pod.role is Role.PREFILL and status.pod.serves_alone]
+    chosen = planner.most_promising(able, policy.costs, MAX_PODS_PER_SIDE)
+    return _priced(planner.placements(chosen), policy) if chosen else []
+
+
 def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     prefill_costs, decode_costs = policy.costs_of(Side.PREFILL), policy.costs_of(Side.DECODE)
     first = planner.placements(planner.most_promising(pods.prefill, policy.costs, MAX_PODS_PER_SIDE))
     second = planner.placements(_least_decoding(planner.scene, pods.decode))
+    if policy.pulls:
+        first = [*first, *planner.pulling([at for at in first if at.pod.pulls == at.pod.handoff])]
+    priced = _cheapest_prefills(zip(first, prices_ms(first, prefill_costs), strict=True))
     pairs = [
         (one, parts_ms, receiving)
-        for one, parts_ms in zip(first, prices_ms(first, prefill_costs), strict=True)
+        for one, parts_ms in priced
         for other in second
         if compatible(one.pod, other.pod) and (receiving := planner.receiving(one, other))
     ]
@@ -110,7 +127,7 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     names = tuple([name for name, _ in (*prefill_costs, *decode_costs)])
     return [
         Candidate(
-            Split(one.pod, other.pod, other.request.prompt_tokens - other.own_tokens),
+            Split(one.pod, other.pod, other.request.prompt_tokens - other.own_tokens, _pull_of(one)),
             Cost(names, prefill_ms + decode_ms, sum(prefill_ms + decode_ms)),
             one.cached_tokens,
         )
@@ -118,16 +135,33 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     ]
 
 
+def _pull_of(at: Placement) -> Pull | None:
+    return Pull(at.pull.sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens) if at.pull else None
+
+
+_Priced: TypeAlias = tuple[Placement, tuple[float, ...]]
+
+
+def _cheapest_prefills(placements: Iterable[_Priced]) -> Iterable[_Priced]:
+    """One per pod: with or without a pull."""
+    best: dict[PodId, _Priced] = {}
+    for at, parts_ms in placements:
+        known = best.get(at.pod.id)
+        if known is None or sum(parts_ms) < sum(known[1]):
+            best[at.pod.id] = at, parts_ms
+    return best.values()
+
+
 def _of_one_kind(pods: Eligible) -> Iterator[Eligible]:
-    """The pods of each engine, version and dialect that has both sides."""
+    """The pods of each engine, version, front end and dialect that has both sides."""
     kinds = {_kind(status.pod) for status in pods.prefill} & {_kind(status.pod) for status in pods.decode}
     for kind in sorted(kinds):
         prefill, decode = ([s for s in side if _kind(s.pod) == kind] for side in (pods.prefill, pods.decode))
         yield Eligible(pods.direct, prefill, decode)
 
 
-def _kind(pod: Pod) -> tuple[str, str, str]:
-    return pod.handoff, pod.engine, pod.version
+def _kind(pod: Pod) -> tuple[str, ...]:
+    return pod.handoff, pod.engine, pod.version, pod.front_end
 
 
 def compatible(prefill: Pod, decode: Pod) -> bool:
@@ -136,8 +170,9 @@ def compatible(prefill: Pod, decode: Pod) -> bool:
 
 
 def _least_decoding(scene: Scene, statuses: Sequence[PodStatus]) -> list[PodStatus]:
-    """By context in flight, then by KV usage."""
-    inflight = scene.inflight.get
+    """By context in flight, then by KV usage; equal ones in turn."""
+    inflight, first = scene.inflight.get, scene.turn % len(statuses)
+    statuses = [*statuses[first:], *statuses[:first]]
     busy = [
         (work.context_tokens if (work := inflight(status.pod.id)) else 0, status.load.kv_usage) for status in statuses
     ]

@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 
-from router.decision import Candidate
+from router.decision import Candidate, Split
 from router.policy.ring import affinity_key, fleet_ring, rendezvous, session_key, tie_key
 from router.policy.term import Configurable
 from router.types import Scene
@@ -95,12 +95,15 @@ SAME_PRICE_MS = 0.001
 
 
 def _cheapest_first(scene: Scene, candidates: Sequence[Candidate], indifference_ms: float = 0.0) -> list[Candidate]:
-    """By cost; candidates that cost the same as the cheapest are ordered by the request's key."""
+    """By cost; candidates that cost the same as the cheapest are ordered by the request's key. Splits stay in the order
+    of their pods: one with a part of the prompt is cheaper, and the others are taken in turn."""
     by_price = sorted(candidates, key=_total_ms)
     highest_ms = by_price[0].cost.total_ms + max(indifference_ms, SAME_PRICE_MS)
     if len(by_price) == 1 or by_price[1].cost.total_ms > highest_ms:
         return by_price
     equal = bisect_right(by_price, highest_ms, key=_total_ms)
+    if all(isinstance(candidate.plan, Split) for candidate in by_price[:equal]):
+        return by_price
     key = tie_key(scene)
     first = sorted(by_price[:equal], key=lambda candidate: rendezvous(key, candidate.plan.pod.id), reverse=True)
     return [*first, *by_price[equal:]]

@@ -256,7 +256,8 @@ def _outstanding_ms(at: Placement) -> float:
 
 def _can_pull(pod: Pod, holder: Pod) -> bool:
     """Whether both have the same KV format and pull dialect."""
-    return bool(pod.pulls) and (pod.pulls, pod.engine, pod.version) == (holder.pulls, holder.engine, holder.version)
+    alike = (pod.pulls, pod.engine, pod.version, pod.front_end)
+    return bool(pod.pulls) and alike == (holder.pulls, holder.engine, holder.version, holder.front_end)
 
 
 @lru_cache(maxsize=SNAPSHOTS)

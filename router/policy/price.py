@@ -24,14 +24,14 @@ class Choice(msgspec.Struct, frozen=True, omit_defaults=True):
     pull_from: PodId = ""
 
     def __str__(self) -> str:
-        if self.prefill_pod:
-            return f"{self.prefill_pod} > {self.pod}"
-        return f"{self.pod} < {self.pull_from}" if self.pull_from else self.pod
+        computing = self.prefill_pod or self.pod
+        computing = f"{computing} < {self.pull_from}" if self.pull_from else computing
+        return f"{computing} > {self.pod}" if self.prefill_pod else computing
 
 
 def choice_of(plan: Plan) -> Choice:
     if isinstance(plan, Split):
-        return Choice(plan.decode.id, plan.prefill.id)
+        return Choice(plan.decode.id, plan.prefill.id, plan.pull.holder if plan.pull else "")
     return Choice(plan.pod.id, pull_from=plan.pull.holder if plan.pull else "")
 
 
@@ -43,7 +43,7 @@ def placed(scene: Scene, choice: Choice, *, pulls: bool = True) -> Sequence[tupl
         return ()
     if choice.prefill_pod:
         prefill = scene.fleet.find(choice.prefill_pod)
-        return _pair(planner, prefill, answering) if prefill else ()
+        return _pair(planner, prefill, answering, pulls=pulls and bool(choice.pull_from)) if prefill else ()
     direct = planner.placements([answering])
     return [(None, at) for at in (choice.pull_from and pulls and planner.pulling(direct)) or direct]
 
@@ -58,7 +58,11 @@ def price(scene: Scene, choice: Choice, policy: Policy) -> Cost | None:
     return Cost.of(parts, sum([ms for _, ms in parts]))
 
 
-def _pair(planner: Planner, prefill: PodStatus, decode: PodStatus) -> Sequence[tuple[Side | None, Placement]]:
+def _pair(
+    planner: Planner, prefill: PodStatus, decode: PodStatus, *, pulls: bool
+) -> Sequence[tuple[Side | None, Placement]]:
     first, second = planner.placements([prefill, decode])
+    if pulls and (pulling := planner.pulling([first])):
+        first = pulling[0]
     receiving = planner.receiving(first, second)
     return [(Side.PREFILL, first), (Side.DECODE, receiving)] if receiving else ()

@@ -12,9 +12,10 @@
     NotServed        the pod lacks the path    always, on the next candidate             never
 
 A 500 of a dead engine is one that says so (`EngineAdapter.is_dead`). Any other may be due to the body, and is returned.
-"The first byte" is the first byte sent to the client. Without budget the client gets the failure: if most requests
-fail, retrying all of them would multiply the load on the remaining pods. A handoff can be used once: a request whose
-handoff failed has not been answered by any pod yet, so the budget does not count its next attempt.
+"The first byte" is the first byte sent to the client. A stream that breaks after it may go on at another pod, which is
+not a retry (`request/continuation/`). Without budget the client gets the failure: if most requests fail, retrying all
+of them would multiply the load on the remaining pods. A handoff can be used once: a request whose handoff failed has
+not been answered by any pod yet, so the budget does not count its next attempt.
 
 After every failure but ConnectFailed a pod may have received the request, so two more rules apply:
 

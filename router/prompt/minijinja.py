@@ -62,6 +62,8 @@ def _inside(value: Any) -> str:
 def _quoted(character: str) -> str:
     if character.isprintable() and character not in _QUOTED and category(character) not in ("Mn", "Me"):
         return character
+    if category(character) in ("Cn", "Co"):
+        raise TemplateError(f"whether Rust prints {character!r} as it is, is not known")
     return _QUOTED.get(character) or f"\\u{{{ord(character):x}}}"
 
 

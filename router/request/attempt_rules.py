@@ -83,6 +83,8 @@ class AttemptRules:
         ]
         if context.request.name:
             headers.append((b"x-warmroute-model", (context.request.adapter or context.request.model).encode()))
+        if context.request.fallback:
+            headers.append((b"x-warmroute-fallback", context.request.fallback.encode()))
         if isinstance(plan, Split):
             headers.append((b"x-warmroute-prefill-pod", plan.prefill.id.encode()))
         if reason := context.unmatched:

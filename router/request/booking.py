@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from router.apis.chat_rules import concern
 from router.decision import Candidate, Lease, Plan, Split
 from router.fleet.ledger import Ledger
 from router.index.predicted import Prediction
@@ -18,7 +19,7 @@ from router.policy.prefill_clock import NO_DECODE, ConcurrentDecode, PrefillCloc
 from router.policy.term import tokens_to_encode
 from router.request.attempt_rules import AttemptRules
 from router.request.fleet_state import FleetState
-from router.types import Endpoint, Pod, PodId, PromptPrefix, ScenePicture
+from router.types import InferenceRequest, Pod, PodId, PromptPrefix, ScenePicture
 
 
 class Booking:
@@ -52,6 +53,8 @@ class Booking:
             encoded = tokens_to_encode(pictures, plan.prefill.id, cached_tokens)
             self._prefill_lease = ledger.book(plan.prefill, prompt_tokens, cached_tokens, now_s, encoded_tokens=encoded)
             self._response_lease = ledger.book(plan.decode, prompt_tokens, 0, now_s, prefills=False)
+            if plan.pull is not None:
+                self._begin_transfer(plan.pull.holder)
         else:
             encoded = tokens_to_encode(pictures, plan.pod.id, cached_tokens)
             self._response_lease = ledger.book(plan.pod, prompt_tokens, cached_tokens, now_s, encoded_tokens=encoded)
@@ -123,6 +126,9 @@ class Booking:
         self._end_transfer()
 
     def _begin_transfer(self, holder: PodId) -> None:
+        """The holder sends now; what a prefill pod pulled from another has come."""
+        if self._sending is not None:
+            self._ledger.pull_ended(self._sending)
         self._sending = holder
         self.concurrent_transfers = self._ledger.pull_began(holder)
 
@@ -137,7 +143,12 @@ class AttemptPredictions:
     """The predictions of one attempt. `withdraw` must be called at its end."""
 
     def __init__(
-        self, state: FleetState, rules: AttemptRules, plan: Plan, prompt: PromptPrefix | None, endpoint: Endpoint
+        self,
+        state: FleetState,
+        rules: AttemptRules,
+        plan: Plan,
+        prompt: PromptPrefix | None,
+        request: InferenceRequest,
     ) -> None:
         self._state = state
         self._rules = rules
@@ -147,8 +158,9 @@ class AttemptPredictions:
         self._pictures = prompt.pictures if prompt else ()
         if prompt is not None:
             for pod in self._pods.values():
-                if pod.converts_alike(endpoint):
-                    self._begin(pod, prompt)
+                own = prompt.read_by(pod.front_end)
+                if own is not None and pod.converts_alike(request.endpoint) and not misreads(pod, request):
+                    self._begin(pod, own)
 
     def _begin(self, pod: Pod, prompt: PromptPrefix) -> None:
         limits = self._rules.index
@@ -177,3 +189,9 @@ class AttemptPredictions:
     def withdraw(self) -> None:
         while self._pending:
             self._state.store.withdraw(self._pending.popitem()[1])
+
+
+def misreads(pod: Pod, request: InferenceRequest) -> bool:
+    """Whether a test has shown that the pod may make another prompt of such a request: its events alone say which
+    blocks it then has."""
+    return bool(pod.misreads) and request.endpoint.api.is_chat and concern(pod.misreads, request.body)

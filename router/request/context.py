@@ -43,6 +43,8 @@ class RequestContext(msgspec.Struct, eq=False):
     prompt: PromptPrefix | None = None
     unread: str = ""
     """Why the prompt could not be read."""
+    compared: tuple[str, ...] = ()
+    """Rules of chats that may concern it, if its pod's count of prompt tokens is compared."""
     stored_pod: PodId = ""
     """The pod that has the stored response which the request needs."""
     workload: str = ""
@@ -92,6 +94,11 @@ class RequestContext(msgspec.Struct, eq=False):
         return max(read_tokens, self.unread_tokens or unread_tokens(self.request))
 
     @property
+    def is_first_attempt(self) -> bool:
+        """Whether the time since its arrival is that of one attempt, and of its queue."""
+        return self.tries == 1 and not self.request.fallback
+
+    @property
     def needs_place(self) -> bool:
         """Whether a pod has to compute a prompt: not to fetch or cancel a response, or to count tokens."""
         return self.prompt is not None or (self.prompt_tokens > 0 and not self.request.endpoint.api.is_about_tokens)
@@ -103,7 +110,14 @@ class RequestContext(msgspec.Struct, eq=False):
         kept = {name: value for name, value in self.request.prompt.items() if name in ("background", "store")}
         self.request = replace(self.request, body=b"", prompt=kept)
         if self.prompt is not None:
-            self.prompt = replace(self.prompt, tokens=range(len(self.prompt.tokens)))
+            self.prompt = _without_tokens(self.prompt)
+
+    def begin_again(self, request: InferenceRequest) -> None:
+        """Begin with another model. What was found for the last one counts no more, but for its failures."""
+        self.request, self.reader = request, ResponseReader(self.reader.format)
+        self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
+        self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
+        self._split_refusal = None
 
     def ask_no_usage(self) -> None:
         """Send the body without what only the router has asked for."""
@@ -183,6 +197,11 @@ def counted_output_tokens(context: RequestContext, elapsed_s: float) -> int | No
     return min(reported, most)
 
 
+def _without_tokens(prompt: PromptPrefix) -> PromptPrefix:
+    others = tuple((name, other and _without_tokens(other)) for name, other in prompt.others)
+    return replace(prompt, tokens=range(len(prompt.tokens)), others=others)
+
+
 def counted_prompt_tokens(context: RequestContext) -> int | None:
     """Prompt tokens that the pod reports; the router's own number where that cannot be true."""
     reported, own, prompt = context.reader.prompt_tokens, context.prompt_tokens, context.prompt
@@ -193,7 +212,7 @@ def counted_prompt_tokens(context: RequestContext) -> int | None:
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:
     """(pod, expected ms, actual ms) of the first token, where one pod alone is responsible for the difference."""
-    if not context.request.stream or context.tries != 1 or context.prompt is None or context.prompt.has_media:
+    if not (context.request.stream and context.is_first_attempt) or context.prompt is None or context.prompt.has_media:
         return None
     first_token_s, candidate = context.first_token_s, context.candidate
     if first_token_s is None or candidate is None or not isinstance(candidate.plan, Direct) or candidate.plan.pull:

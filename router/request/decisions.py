@@ -1,7 +1,6 @@
 """Where does a request go? The phases match and decide.
 
-Collects what `policy.decide` needs: the pods that have the prompt's blocks, and a snapshot of the fleet. Nothing is
-sent, and nothing is booked.
+Collects what `policy.decide` needs: the pods that have the prompt's blocks, and a snapshot of the fleet. Books nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from router.addresses import join_address, url_address, url_host
 from router.admission.tenant import Slo
@@ -75,7 +76,7 @@ class RequestDecisions:
         scene = self._scene(context, match, now_s)
         context.workload, context.policy = self._policy_for(scene, context.head.headers)
         decision = decide(scene, context.policy)
-        self.redecided(context, scene, decision)
+        self.keep_decision(context, scene, decision)
         if slo := context.tenant.slo or self.routing.slo_of(context.request.model):
             speed = decision.candidates[0].pod.speed
             context.ttft_limit_ms = slo.ttft_limit_ms(speed.prefill_ms(context.prompt_tokens))
@@ -87,7 +88,8 @@ class RequestDecisions:
         scene = self._scene(context, self._match(context.prompt, now_s), now_s, counted=False)
         return scene, decide(scene, context.policy)
 
-    def redecided(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
+    def keep_decision(self, context: RequestContext, scene: Scene, decision: RouteDecision) -> None:
+        """Make this decision, the first or a later one, that of the request, and record it."""
         assert context.policy is not None
         context.decision = decision
         at_s = self.clock.unix_s()
@@ -141,7 +143,22 @@ class RequestDecisions:
         return number_of(prompt.hashes, threshold=_heavy_share(fleet, model))
 
     def _match(self, prompt: PromptPrefix | None, now_s: float) -> PrefixMatch:
-        return PrefixMatch() if prompt is None else self.state.store.match(prompt, now_s)
+        if prompt is None:
+            return PrefixMatch()
+        found = self.state.store.match(prompt, now_s)
+        return found if not prompt.others else self._by_front_end(prompt, found, now_s)
+
+    def _by_front_end(self, prompt: PromptPrefix, found: PrefixMatch, now_s: float) -> PrefixMatch:
+        """A match of each pod by its own reading of the prompt."""
+        front_ends = {status.pod.id: status.pod.front_end for status in self.state.fleet.snapshot.pods}
+        others = dict(prompt.others)
+        blocks = {pod: held for pod, held in found.blocks.items() if front_ends.get(pod) not in others}
+        for front_end, other in prompt.others:
+            if other is not None:  # an engine computes at least the last token
+                usable = other.hashes[: (len(other.tokens) - 1) // other.block_size_tokens]
+                matched = self.state.store.match(replace(other, hashes=usable), now_s).blocks
+                blocks |= {pod: held for pod, held in matched.items() if front_ends.get(pod) == front_end}
+        return PrefixMatch(blocks, degraded=found.degraded)
 
     def _policy_for(self, scene: Scene, headers: HeaderList, *, counted: bool = True) -> tuple[str, Policy]:
         tokens = prompt_token_count(scene)

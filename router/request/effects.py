@@ -52,8 +52,8 @@ class Downstream(Protocol):
 
 
 class Turns(Protocol):
-    """How requests wait for a place in front of the fleet. While some do, the front calls `RequestQueues.send_next`:
-    when one begins or stops to wait, and when that says so."""
+    """How requests wait for a place in front of the fleet. The front calls `RequestQueues.send_next` when a request
+    begins or stops to wait, and while requests wait, after the milliseconds that the last call returned."""
 
     def turn(self, queue: AdmissionQueue, one: Waiting) -> Awaitable[None]:
         """Wait until `go` is called for a request in this queue. Raises its error."""

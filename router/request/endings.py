@@ -164,9 +164,19 @@ class Endings:
         step_ms = pod.speed.step_ms(there.requests + 1, there.context_tokens + context.prompt_tokens)
         return max(step_ms, MIN_STEP_MS)
 
+    def _compare_tokens(self, context: RequestContext) -> None:
+        """Compare the pod's count of prompt tokens with that of the router's reading."""
+        reported, candidate = context.reader.prompt_tokens, context.candidate
+        if reported is None or candidate is None or context.prompt is None or context.continued or context.tries != 1:
+            return
+        own = context.prompt.read_by(candidate.pod.front_end)
+        if own is not None and candidate.pod.reads_alike(context.request.endpoint):
+            for rule in context.compared:
+                self.counters.tokens_compared(context.request.model, rule, are_equal=own.token_count == reported)
+
     def _observe(self, context: RequestContext, ended: Ended, now_s: float, *, was_slow: bool) -> None:
         state, decision, chosen = self.state, context.decision, ended.served
-        is_read = context.prompt is not None and not context.continued
+        is_read = context.prompt is not None and not context.continued and not context.request.fallback
         if chosen is not None and decision is not None and is_read and ended.ttft_ms is not None:
             ttft_ms = ended.ttft_ms - context.waited_s * 1000
             state.calibrator.compare_ttft(ended.model, decision, chosen, ttft_ms)
@@ -175,6 +185,8 @@ class Endings:
             state.breaker.first_token(pod, context.client, expected_ms, actual_ms, now_s)
         if context.result != "ok":
             return
+        if context.compared:
+            self._compare_tokens(context)
         pieces = context.reader.pieces if context.request.stream else 0  # about one a token
         if tokens := ceil((ended.output_tokens or pieces) / context.request.choices):
             state.output_lengths.answered(context.request.adapter or context.request.model, tokens, context.tenant.name)
@@ -224,6 +236,7 @@ def ended_of(
         context.recorded,
         used,
         request.name,
+        request.fallback,
     )
 
 

@@ -1,6 +1,6 @@
 """The life of a request: `Core.serve` reads from top to bottom.
 
-    admit -> fingerprint -> match -> decide -> wait -> attempt -> relay -> settle
+    admit -> fingerprint -> match -> decide (and wait) -> attempt -> relay -> settle
 
 A front reads bytes into a `RequestContext` (`reading.py`) and awaits `serve`. Every wait is a method of its `Effects`,
 so nothing here has a socket, loop or clock: the HTTP front, the picker, the simulator and a front in memory drive the
@@ -11,16 +11,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
+from router.apis.chat_rules import concerned_by
 from router.decision import Candidate
-from router.engines.engine_catalog import ENGINES
-from router.errors import RouterError, UpstreamError
+from router.engines.engine_catalog import ENGINES, accepts_salt
+from router.errors import (
+    ConnectFailed,
+    ContextTooLong,
+    NoReadyPod,
+    Overloaded,
+    RouterError,
+    UnknownModel,
+    UpstreamError,
+    UpstreamTimeout,
+)
 from router.observe.counters import Counters
 from router.observe.ended import EndingSink, RecordedDecision
 from router.phases import Phases
+from router.policy.eligible import ready_pods
+from router.policy.retry import MAX_FAILED_ATTEMPTS
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
@@ -33,12 +46,17 @@ from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import Head, HeaderList
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
+from router.request.reading import for_model
 from router.request.response_reader import TokenCountingReader
 from router.request.tracker import Tracker
 from router.types import Endpoint, FleetSnapshot, InferenceRequest, Pod, PodState, PromptPrefix
 
 CONTINUED = WITH_IDS | REPEATED
 """Endpoints whose streams another pod may continue."""
+
+
+CANNOT_SERVE = (NoReadyPod, UnknownModel, ContextTooLong, Overloaded)
+"""Why another model of a name serves a request: not for what is its client's or its tenant's own fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +66,10 @@ class Observers:
     recorder: DecisionRecorder
     counters: Counters
     sinks: Sequence[EndingSink] = ()
+
+
+COMPARED_EVERY = 10_000
+"""Chats per chat whose tokens are compared with the count of its pod."""
 
 
 class Core:
@@ -71,6 +93,7 @@ class Core:
     ) -> None:
         self.state, self.rules, self.clock, self.charges = state, rules, clock, charges
         self.counters = counters = observers.counters
+        self._chats = 0
         self.decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
         self.queues = RequestQueues(queue, state, self.decisions, counters, clock) if queue is not None else None
         self.endings = Endings(state, counters, observers.sinks, clock, charges, self.queues, records_usage)
@@ -82,23 +105,13 @@ class Core:
         not to its end."""
         self.counters.requests_began(1)
         try:
-            if self.charges is not None and context.tenant.quotas:  # admit
-                await self.charges.begin(context, do)
-            if context.request.stream and (self._counts_tokens or (context.hold and context.hold.applied.output)):
-                context.reader = TokenCountingReader(context.reader.format)
-            await self._read(context, do, context.tenant.name)  # fingerprint
-            if context.request.endpoint.api.is_about_tokens and (answer := self._token_answer(context)) is not None:
-                await do.answer(answer, context.request.id, client)
-                return
-            if not self._trusts_uuids and _may_have_uuids(context):
-                body = await do.without_uuids(context.request.body, context.tenant)
-                context.request = replace(context.request, body=body)
-            self.decisions.decide(context, self.clock.now_s())  # match, decide
-            if self.charges is not None and context.hold is not None:
-                await self.charges.charge(context, self._charged_output(context), do)
-            if self.queues is not None and context.needs_place:
-                await self.queues.wait_for_place(context, do)
-            await self.attempts(self.tracker(context), client, do)
+            while True:
+                try:
+                    await self._serve_by_model(context, client, do)
+                    return
+                except RouterError as error:
+                    if client.started or not await self._falls_back(context, error, do):
+                        raise
         except RouterError as error:
             self.endings.failed(context, error, has_answered=client.started)
             raise
@@ -109,6 +122,43 @@ class Core:
             raise
         finally:
             self.endings.end(context, was_slow=client.was_slow)
+
+    async def _serve_by_model(self, context: RequestContext, client: Downstream, do: Effects) -> None:
+        if self.charges is not None and context.tenant.quotas:  # admit
+            await self.charges.begin(context, do)
+        if context.request.stream and (self._counts_tokens or (context.hold and context.hold.applied.output)):
+            context.reader = TokenCountingReader(context.reader.format)
+        await self._read(context, do, context.tenant.name)  # fingerprint
+        if context.request.endpoint.api.is_about_tokens and (answer := self._token_answer(context)) is not None:
+            await do.answer(answer, context.request.id, client)
+            return
+        if not self._trusts_uuids and _may_have_uuids(context):
+            body = await do.without_uuids(context.request.body, context.tenant)
+            context.request = replace(context.request, body=body)
+        self.decisions.decide(context, self.clock.now_s())  # match, decide
+        if self.charges is not None and context.hold is not None:
+            await self.charges.charge(context, self._charged_output(context), do)
+        if self.queues is not None and context.needs_place:
+            await self.queues.wait_for_place(context, do)
+        await self.attempts(self.tracker(context), client, do)
+
+    async def _falls_back(self, context: RequestContext, error: RouterError, do: Effects) -> bool:
+        """Whether another model of the request's name is to serve it: the first that has a ready pod."""
+        request, fleet = context.request, self.state.fleet
+        if not request.fallbacks or not _may_fall_back(context, error):
+            return False
+        for number, name in enumerate(request.fallbacks, 1):
+            model, found = fleet.resolve(name), ready_pods(fleet.snapshot, name)
+            if model is not None and context.tenant.may_use(*model) and (found.direct or found.prefill):
+                if self.charges is not None:
+                    self.charges.withdraw(context)
+                salts = accepts_salt(fleet.snapshot, name, request.endpoint)
+                left = request.fallbacks[number:]
+                context.begin_again(
+                    await do.in_thread(partial(for_model, request, model, left, error.code, salts=salts))
+                )
+                return True
+        return False
 
     async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
         """Try candidates until one has responded. Each is booked before the first await, and released in any case.
@@ -169,6 +219,9 @@ class Core:
         if request.prompt:
             found = await do.tokens(request)
             context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
+            if context.prompt is not None and request.endpoint.api.is_chat and not context.prompt.has_media:
+                self._chats += 1
+                context.compared = tuple(concerned_by(request.body)) if self._chats % COMPARED_EVERY == 0 else ()
 
     def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:
         """The router's own answer to a request about tokens, which needs no prompt on a pod."""
@@ -190,6 +243,16 @@ class Core:
             self.endings.interrupted(context, by_client=client.disconnected)
 
 
+def _may_fall_back(context: RequestContext, error: RouterError) -> bool:
+    """Whether pods of another model may serve a request that ended so, which other pods may have received."""
+    if context.stored_pod or context.is_picked:
+        return False
+    if isinstance(error, UpstreamTimeout) or not isinstance(error, UpstreamError):
+        return isinstance(error, CANNOT_SERVE)
+    received = sum(failure.error != ConnectFailed.code for failure in context.failures)
+    return not received or (context.repeatable and received < MAX_FAILED_ATTEMPTS)
+
+
 def _may_have_uuids(context: RequestContext) -> bool:
     """Whether the body may have a `uuid` that an engine reads."""
     request, prompt, api = context.request, context.prompt, context.request.endpoint.api
@@ -206,7 +269,7 @@ def token_answer(
     request: InferenceRequest, prompt: PromptPrefix | None, fleet: FleetSnapshot
 ) -> Iterator[bytes] | None:
     """The body of the answer in pieces; None if the prompt is not known exactly, or no ready pod is proven."""
-    if prompt is None or prompt.has_media:
+    if prompt is None or prompt.has_media or prompt.others:
         return None
     proven = _proven(request, fleet)
     if request.endpoint is Endpoint.COUNT_TOKENS:

@@ -96,7 +96,7 @@ class RequestQueues:
             if isinstance(sent_or_closed, QueueCandidate):
                 others = list(decision.candidates)
                 first = others.pop(candidates.index(sent_or_closed))
-                self.decisions.redecided(context, scene, replace(decision, candidates=(first, *others)))
+                self.decisions.keep_decision(context, scene, replace(decision, candidates=(first, *others)))
                 do.go(one, None)
                 return 0.0
             soonest_ms = min(soonest_ms, sent_or_closed.wait_ms)
@@ -107,7 +107,7 @@ class RequestQueues:
     def answered(self, context: RequestContext, now_s: float) -> None:
         """Observe whether a request met its SLO, from a stream that its client has read as fast as it came."""
         first_s, limit_ms = context.first_token_s, evident_limit_ms(context)
-        if first_s is None or limit_ms is None or not context.request.stream or context.tries > 1:
+        if first_s is None or limit_ms is None or not (context.request.stream and context.is_first_attempt):
             return
         tokens, decoding_ms = context.reader.output_tokens, (now_s - context.phases.began_s - first_s) * 1000
         tpot_ms = None if tokens is None else decoding_ms / (tokens - 1) if tokens > 1 else 0.0

@@ -63,6 +63,12 @@ class QuotaCharges:
         names = request.model, request.adapter, self.clock.now_s(), request.name
         return self.quotas.begin(tenant.name, tenant.quotas, *names)
 
+    def withdraw(self, context: RequestContext) -> None:
+        """Before `begin` with another model."""
+        if context.hold is not None:
+            self.quotas.withdraw(context.hold, self.clock.now_s())
+            context.hold = None
+
     async def charge(self, context: RequestContext, output: int, do: Effects) -> None:
         """Count what the decided request will probably cost. `output`: of the answer. Raises `QuotaExceeded`."""
         hold, decision, now_s = context.hold, context.decision, self.clock.now_s()

@@ -7,9 +7,10 @@ tenant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from router.admission.names import NameChoice, NamesInUse, chosen_target, conversation_key
 from router.admission.tenant import Tenant
@@ -30,6 +31,18 @@ from router.request.usage_filter import asking_options, shown_usage
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, UsageShown
 
 MAX_LISTED_CHARACTERS = 500
+
+
+class _Target(NamedTuple):
+    """What becomes of a request: see `InferenceRequest`."""
+
+    model: str
+    name: str = ""
+    fallbacks: tuple[str, ...] = ()
+    fallback: str = ""
+
+
+_NO_NAME = _Target("")
 
 
 class RequestReader:
@@ -64,22 +77,20 @@ class RequestReader:
         stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
-        """`given_model`: that of a request whose body may name none. `stored_model`: that of the stored response which
-        it continues, and stays with. `sees_response`: whether its response passes here, so that a stream may be asked
-        for more than its client is to see. Raises `ClientError` or `NoReadyPod`."""
+        """`given_model`: of a request whose body may name none; `stored_model`: of the stored response that it goes on
+        with. `sees_response`: its stream may be asked for more than its client is to see. Raises `RouterError`."""
         if endpoint.api.may_name_no_model:
             parsed = None if given_model else read_other(body)
         else:
             parsed = PARSERS[endpoint].parse(body, max_messages=self._max_messages)
-        session = self._session(named) or getattr(parsed, "session_id", None) or ""
-        session = f"{tenant.name}/{session}" if session and tenant.name else session
+        session = self._session(named, parsed, tenant)
         owner = tenant.name or _name(named, self._tenant_header)
-        model, name = (parsed and parsed.model) or given_model or self._only_model(tenant), ""
+        model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            name, model = self._chosen(model, stored_model, named, tenant, owner, key)
-        base, adapter = self._resolve(model, tenant, name)
-        if parsed and (name or not parsed.model):
+            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
+        base, adapter = self._resolve(target.model or model, tenant, target.name)
+        if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
         if not self._trusts_engine_fields and (has_engine_fields(parsed) if parsed else may_be_json_object(body)):
@@ -107,38 +118,50 @@ class RequestReader:
             session=session,
             salt=salt,
             max_output_tokens=_max_output_tokens(parsed),
-            name=name,
+            name=target.name,
+            fallbacks=target.fallbacks,
+            fallback=target.fallback,
             choices=_choices(parsed) * prompts,
             prompts=prompts,
             prompt=PARSERS[endpoint].prompt_fields(parsed) if parsed else {},
         )
 
-    def _session(self, named: Mapping[bytes, bytes]) -> str:
-        """The session id of the first header that has one; empty without one."""
+    def _session(self, named: Mapping[bytes, bytes], parsed: Any, tenant: Tenant) -> str:
+        """The session id of the first header that has one, else of the body, among those of the tenant; empty without
+        one. That of OpenAI's clients is the key by which they share caches."""
+        found = getattr(parsed, "session_id", None) or getattr(parsed, "prompt_cache_key", None) or ""
         for header in self._session_headers:
             if named.get(header):
-                return _name(named, header)
-        return ""
+                found = _name(named, header)
+                break
+        return f"{tenant.name}/{found}" if found and tenant.name else found
 
     def _chosen(
         self, asked: str, stored_model: str, named: Mapping[bytes, bytes], tenant: Tenant, owner: str, key: int
-    ) -> tuple[str, str]:
-        """The name that a client asks for, "" for that of a model, and its model in the conversation with this key.
-        Raises `UnknownModel` if the tenant may not use the name, or any of its models."""
+    ) -> _Target:
+        """What a client asks for, in the conversation with this key. Raises `UnknownModel` if the tenant may not use
+        the name, or any of its models."""
         assert self._names is not None
-        entry = self._names.current.find(
-            asked, is_model=asked in self._configured or self._fleet.resolve(asked) is not None
-        )
-        name, model = "", stored_model or asked
+        is_model = asked in self._configured or self._fleet.resolve(asked) is not None
+        entry = self._names.current.find(asked, is_model=is_model)
+        name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
         if entry is not None:
             targets = entry.weights_for(owner, named)
             usable = {target: weight for target, weight in targets.items() if self._may_use(tenant, target)}
             name, model = entry.name, stored_model or chosen_target(usable, key)
             if not model or not tenant.may_use(asked, ""):
                 raise self._unknown(asked, tenant)
+            if not stored_model:
+                fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
         if not stored_model:
             self._names.recent.append(NameChoice(asked, name, model, owner, key))
-        return name, model
+        return _Target(model, name, fallbacks)
+
+    def _served(self, target: _Target) -> _Target:
+        """The same, or its first fallback that a pod serves, if none serves the target."""
+        while target.fallbacks and self._fleet.resolve(target.model) is None:
+            target = _Target(target.fallbacks[0], target.name, target.fallbacks[1:], NoReadyPod.code)
+        return target
 
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
@@ -224,6 +247,17 @@ def appended(body: bytes, field: bytes) -> bytes:
     the last, or refuses it. The body is copied and not decoded."""
     end = memoryview(body)[: body.rindex(b"}")]
     return b"".join((end, b",", field, b"}"))
+
+
+def for_model(
+    request: InferenceRequest, model: tuple[str, str], fallbacks: tuple[str, ...], why: str, *, salts: bool
+) -> InferenceRequest:
+    """The request for a name by another of its models: base model and adapter. `salts`: its pods take a salt."""
+    base, adapter = model
+    body = with_field(request.body, "model", adapter or base)
+    if request.salt and salts:
+        body = with_field(body, _SALT, request.salt)
+    return replace(request, model=base, adapter=adapter, body=body, fallbacks=fallbacks, fallback=why)
 
 
 def with_field(body: bytes, name: str, value: Any) -> bytes:

@@ -140,13 +140,13 @@ class Tracker:
 
     def _may_retry(self, error: UpstreamError, now_s: float) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
-        law, suspects = retry_rule(error, bytes_sent=self.context.has_sent), self.context.suspects
+        rule, suspects = retry_rule(error, bytes_sent=self.context.has_sent), self.context.suspects
         if suspects and (len(suspects) >= MAX_FAILED_ATTEMPTS or not self.context.repeatable):
             return False
-        allowed = law is Retry.ALWAYS or (law is Retry.IN_BUDGET and self._rules.budget.spend(now_s))
+        allowed = rule is Retry.ALWAYS or (rule is Retry.IN_BUDGET and self._rules.budget.spend(now_s))
         if allowed:
             self._counters.retried(error.code)
-        elif law is Retry.IN_BUDGET:
+        elif rule is Retry.IN_BUDGET:
             self._counters.retry_refused(error.code)
         return allowed
 
@@ -161,7 +161,7 @@ class Tracker:
 
     def begin(self, candidate: Candidate, now_s: float) -> float | None:
         """Book the leases and predictions of an attempt, before its front awaits anything. Returns the seconds after
-        which `assume_first_token` is to be called; None for a stream, which shows its first token."""
+        which `assumption` is to be called; None for a stream, which shows its first token."""
         context, state, prompt = self.context, self._state, self.context.prompt
         if self.stream is not None:
             self.stream.begin(candidate, now_s)
@@ -175,9 +175,8 @@ class Tracker:
         clock_of = state.calibrator.clock
         tokens = context.prompt_tokens + context.answered_tokens
         booking = Booking(state.ledger, candidate, tokens, clock_of, now_s, pictures)
-        endpoint = context.request.endpoint
         self._booking = booking
-        self._predictions = AttemptPredictions(state, self._rules, candidate.plan, prompt, endpoint)
+        self._predictions = AttemptPredictions(state, self._rules, candidate.plan, prompt, context.request)
         if context.request.stream and not context.is_unseen:
             return None
         return max(expected_ttft_ms(candidate.cost), booking.prefill_ms) / 1000 * UNARY_PREFILL_SLACK

@@ -1,8 +1,7 @@
 """The prefix stores: which pods hold which blocks of a prompt.
 
 `LocalStore` combines what engines announce to this router with what the router has just sent. `ReplicaStore` adds the
-cluster index, copied into memory by `feeds/kv_redis.py`. A match never fails and never waits for Redis; if its data is
-stale, it sets `degraded`.
+cluster index, copied into memory by `feeds/kv_redis.py`. A match never fails or waits; with old data it is `degraded`.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class LocalStore:
 
     @property
     def ruled(self) -> Collection[PodId]:
-        """Pods whose layers do not all need every block."""
+        """Pods with a `HitRule`: not all of their layers need every block of a hit."""
         return self._announced.ruled
 
     def cache_of(self, pod: PodId) -> PodCache:
@@ -111,8 +110,8 @@ class LocalStore:
         return self._announced.aheads
 
     def _kept_ends(self, pod: PodId, prefix: PromptPrefix, hashes: Sequence[BlockHash]) -> Sequence[BlockHash]:
-        """The blocks after which hits can end on a pod with windows or states once it has computed the prompt, but for
-        those that it has announced. Its full attention has what it announces, and what it is computing."""
+        """The blocks after which hits can end once a pod with windows or states has computed the prompt, without those
+        that it has announced. Its full attention holds what it has announced and what it is computing."""
         cache, block_tokens = self.cache_of(pod), prefix.block_size_tokens
         rule = cache.rule
         if rule is None or not rule.keeps_checkpoints:

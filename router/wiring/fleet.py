@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from router.config.models import PodPriors
 from router.config.schema import RouterConfig
 from router.engines.adapter import PodFacts
-from router.engines.engine_catalog import ENGINES, OWNERS, conversion_of, picture_identities
+from router.engines.engine_catalog import ENGINES, OWNERS, picture_identities, readings_of
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import KvStreams
@@ -61,7 +61,7 @@ def build_prompts(
 
     lookups = FleetLookups(
         context_tokens=lambda request: context_tokens(fleet.snapshot, request),
-        conversion=lambda request: conversion_of(fleet.snapshot, name(request), request.endpoint),
+        readings=lambda request: readings_of(fleet.snapshot, name(request), request.endpoint),
         identities=lambda request: picture_identities(fleet.snapshot, name(request), proven=request.id != NO_CLIENT),
     )
     return Prompts(config, pools.of, ready, metrics, load, lookups)

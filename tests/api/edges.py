@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from router.admission.gate import AdmissionGate
 from router.config.schema import Edge, Limits
+from router.frontends.held_requests import HeldRequests
 from router.frontends.http.openai_edge import OpenAiEdge
 from router.frontends.response_locator import ResponseLocator
 from router.request.reading import RequestReader
@@ -24,6 +25,7 @@ def edge_of(
     reader: RequestReader | None = None,
     own: ASGIApp | None = None,
     gate: AdmissionGate | None = None,
+    held: HeldRequests | None = None,
 ) -> OpenAiEdge:
     """An edge that serves requests for the pods of `core` by `forwarder`."""
     edge, limits = edge or Edge(), limits or Limits()
@@ -38,4 +40,5 @@ def edge_of(
         responses,
         edge,
         limits,
+        held=held,
     )

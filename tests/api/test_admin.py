@@ -228,6 +228,13 @@ async def test_pods_are_added(router: Router) -> None:
     assert (answer.status_code, error_of(answer)["message"]) == (400, "duplicate id")
 
 
+@pytest.mark.parametrize("path", ["/admin/pods", "/v1/load_lora_adapter"])
+async def test_a_command_with_many_fields_is_refused(router: Router, path: str) -> None:
+    """Each unknown field would be a mistake with a suggestion; how long it takes: `tests/bench/cpu_bounds.py`."""
+    answer = await router.call("POST", path, json={f"k{number}": 1 for number in range(2000)})
+    assert answer.status_code == 400 and len(answer.content) < 1000
+
+
 @pytest.mark.parametrize(
     ("body", "key"),
     [

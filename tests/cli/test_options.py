@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
-from router.cli.options import with_options
+from router.cli.options import with_options, writable
 
 
 @dataclass(frozen=True)
@@ -47,3 +49,11 @@ def test_a_field_without_a_default_is_required() -> None:
 def test_validation_and_help_work_as_for_typer_parameters() -> None:
     assert CliRunner().invoke(_app(), ["a", "--port", "0"]).exit_code == 2
     assert "Port to listen on." in CliRunner().invoke(_app(), ["--help"]).output
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A folder, or a file in a folder that does not exist."""
+    assert writable(tmp_path / "new.csv") == tmp_path / "new.csv" and writable(None) is None
+    for path in (tmp_path, tmp_path / "missing" / "new.csv"):
+        with pytest.raises(typer.BadParameter, match="cannot be written"):
+            writable(path)

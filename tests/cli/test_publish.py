@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 from router.cli.publish import SERVER, _with_options, bounded
 from router.config.pod_schema import PodAuth, PodConfig
 from router.config.schema import Limits, RouterConfig
+from tests.kit.deadlines import DEADLINE_S
 
 pytestmark = [pytest.mark.net]
 SMUGGLED = b"POST /kv-events HTTP/1.1\r\nhost: h\r\ncontent-length: 2\r\n\r\n[]"
@@ -29,7 +30,7 @@ async def serving(app: FastAPI, limits: Limits) -> AsyncIterator[tuple[asyncio.S
         "127.0.0.1",
         0,
     )
-    async with asyncio.timeout(20), server:
+    async with asyncio.timeout(DEADLINE_S), server:
         yield server, state
 
 

@@ -15,7 +15,7 @@ import typer
 from msgspec import structs
 
 from router.cli import receipt_files
-from router.cli.receipt_files import lines_of, moment
+from router.cli.receipt_files import lines_of, moment, receipts_of
 from router.cli.receipts_command import MAX_ROWS, OTHERS, Tally
 from router.cli.receipts_command import summed as summed_up
 from router.observe.receipts import Receipt
@@ -215,3 +215,9 @@ def test_a_line_of_no_possible_time_is_named(typed: Typed, tmp_path: Path) -> No
     path = write(tmp_path / "receipts.jsonl", lines([made(0), made(1e300)], scenes=False))
     ended = typed("receipts", "summary", path)
     assert ended.code == 2 and f"{path}:2: not a receipt: at_s is no Unix time" in ended.err
+
+
+def test_an_empty_file_has_no_receipts(tmp_path: Path) -> None:
+    path = tmp_path / "receipts.jsonl"
+    path.touch()
+    assert receipts_of(path) == []

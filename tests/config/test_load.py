@@ -159,3 +159,26 @@ def test_aliases_of_aliases_are_refused_before_they_fill_the_memory(tmp_path: Pa
     path.write_text("\n".join(["laughs:", "- &a0 [1]", *lines]))
     with pytest.raises(ConfigError, match="an alias counts as all values that it stands for"):
         read_document(path)
+
+
+def test_changes_replace_or_add_values_before_the_file_is_validated(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text("pods: [{url: http://a}]\nlisten: {port: 1}\n")
+    changed = load(path, RouterConfig, ["pods.0.url=http://b", "listen.port=2", "admin.port=3"])
+    assert (changed.pods[0].url, changed.listen.port, changed.admin.port) == ("http://b", 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("listen.port", "listen.port: cannot be set: expected KEY=VALUE"),
+        ("pods.9.url=http://b", "pods.9.url=http://b: cannot be set: list index out of range"),
+        ("listen=[", "listen=[: cannot be set: "),
+    ],
+)
+def test_a_change_that_cannot_be_made_is_named(tmp_path: Path, change: str, message: str) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text("pods: [{url: http://a}]\n")
+    with pytest.raises(ConfigError) as refused:
+        load(path, RouterConfig, [change])
+    assert str(refused.value).startswith(message)

@@ -38,7 +38,7 @@ def eject(breaker: Breaker, now_s: float) -> None:
 
 def play(breaker: Breaker, fleet: Fleet, script: str) -> None:
     """What happens to pod `a`, one step a second. Requests: "f" fails because of the pod, "x", "y" and "z" are clients
-    whose request fails for whatever reason, "s" is served; "h" is a failed health check and "p" a passed one; "l" is a
+    whose request fails for any reason, "s" is served; "h" is a failed health check and "p" a passed one; "l" is a
     late first token of one of two clients by turns and "X" of one alone, each of a request that is then served; "o" is
     a first token on time. "F" fails on pod `b`; "d" drains, "u" undrains, and "r" readmits pod `a`."""
     lates = 0

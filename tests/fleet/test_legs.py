@@ -20,7 +20,7 @@ def test_the_limit_is_a_multiple_of_what_was_expected_and_never_short() -> None:
 
 
 def test_a_pod_that_is_slower_than_expected_gets_more_time() -> None:
-    """Legs that are on time take the time back, slowly."""
+    """The legs that are on time take the time back, slowly."""
     legs = legs_of()
     legs.answered("p", 1000.0, 0.0, 3.0)
     assert legs.limit_s("p", 1000.0, 2.0) == LIMIT_FACTOR * 3.0

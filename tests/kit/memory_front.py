@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from router.admission.admission_queue import AdmissionQueue
 from router.admission.fair_order import Waiting
+from router.admission.names import Names, NamesInUse
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate
 from router.endpoints import endpoint_of
@@ -249,11 +250,12 @@ class MemoryFront:
 class MemoryRouter:
     """A router in memory: three pods, a front without sockets, and a clock that a test moves."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, names: Names | None = None, **settings: Any) -> None:
         self.now_s = 100.0
         clock = Clock(lambda: self.now_s, lambda: 1e9 + self.now_s)
         self.known = CoreOfPods(pods_at({name: f"http://{name}" for name in "abc"}), clock=clock, **settings)
-        reader = RequestReader(self.known.fleet, self.known.config.edge, 100, frozenset())
+        names_in_use = NamesInUse(names) if names else None
+        reader = RequestReader(self.known.fleet, self.known.config.edge, 100, frozenset(), names_in_use)
         self.read: list[InferenceRequest] = []
         self.front = MemoryFront(self.known.core, reader, self._tokens)
 

@@ -7,6 +7,7 @@ the prefill pod through a relay, which can kill that pod at a given moment. Bloc
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ PATIENCE_S = 180.0
 """NIXL over TCP sometimes stalls for half a minute when four processes share two cores."""
 LEASE_S = 20
 """How long NIXL's prefill pod holds KV that is not taken, as long as its stalls."""
+QUIET_POLLS = 5
+"""Seconds without a prompt, after which the router's tests of a pod have ended."""
 BOOTSTRAP_PORT = 8998
 """Port of Mooncake's bootstrap server."""
 
@@ -229,7 +232,19 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
         prefill, decode = stack.enter_context(started_together(starts))
         relay = stack.enter_context(Relay(prefill).running())
         urls = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
+        _await_end_of_tests(decode.url)
         yield Pair(connector, relay, decode, urls.public, urls.admin)
+
+
+def _await_end_of_tests(url: str) -> None:
+    """Wait until the router's tests of a trusted pod have ended, whose prompts would count as the first request's."""
+    deadline_s, quiet, before = time.monotonic() + PATIENCE_S, 0, list[str]()
+    while quiet < QUIET_POLLS and time.monotonic() < deadline_s:
+        text = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
+        prompts = [line for line in text.splitlines() if line.startswith("vllm:prompt_tokens_total")]
+        quiet, before = quiet + 1 if prompts == before else 0, prompts
+        time.sleep(1.0)
+    assert quiet == QUIET_POLLS, f"{url} gets prompts that nobody sent"
 
 
 def _start(name: str, half: PodOptions) -> EngineProcess:

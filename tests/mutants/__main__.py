@@ -2,7 +2,7 @@
 
     python -m tests.mutants --sample 300 --seed 1                        # of all packages
     python -m tests.mutants --sample 200 policy fleet frontends/http
-    python -m tests.mutants --sample 300 --router OTHER/router           # the same sample beside another commit's tests
+    python -m tests.mutants --sample 300 --router OTHER/router           # the same sample as of another commit's tests
 
 Draws random mutants (a comparison, operator, branch, constant or call changed) from the named packages of `router/`,
 runs each package's own tests against a copy of the tree, and prints the mutants that no test noticed. A survivor is

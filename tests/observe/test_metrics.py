@@ -115,16 +115,17 @@ def test_the_need_of_a_pool_and_what_is_unknown_of_it() -> None:
         desired_replicas={Resource.PREFILL: 1.0, Resource.KV_CACHE: 1.5},
     )
     unknown = replace(known, running=None, kv_free_tokens=None, desired_replicas={})
-    needs = 'warmroute_pool_desired_replicas{model="m",pool="p",resource="kv_cache",role="both"} 1.5'
+    needs = 'warmroute_pool_desired_replicas{model="m",pool="p",resource="kv_cache",role="both"}'
     by_pods = ("ready_replicas", 2.0), ("running_requests", 3.0), ("kv_free_tokens", 4.0), ("saturation_ratio", 0.75)
     by_us = ("queued_prompt_tokens", 5.0), ("prefill_backlog_seconds", 6.0), ("prefill_load_ratio", 0.5)
     for seen, blind in ((known, False), (unknown, True)):
         replace_pools(metrics.registry, [seen])
-        lines = set(metrics.render().decode().splitlines())
-        assert (needs in lines) is not blind
+        series = dict(line.rsplit(" ", 1) for line in metrics.render().decode().splitlines() if line[0] != "#")
+        assert series.get(needs) == (None if blind else "1.5")
         for name, value in (*by_pods, *by_us):
-            is_shown = f'warmroute_pool_{name}{{model="m",pool="p",role="both"}} {value}' in lines
-            assert is_shown is not (blind and name in ("running_requests", "kv_free_tokens", "saturation_ratio")), name
+            is_unknown = blind and name in ("running_requests", "kv_free_tokens", "saturation_ratio")
+            shown = series.get(f'warmroute_pool_{name}{{model="m",pool="p",role="both"}}')
+            assert shown == (None if is_unknown else str(value)), name
 
 
 def test_tokens_that_were_evicted_too_soon_are_priced_by_the_speed_of_their_time() -> None:

@@ -53,7 +53,7 @@ class Traffic:
         asked = request(name or f"r{self.turn}")
         load = PodLoad(scraped_at_s=self.scraped_at_s)
         statuses = [replace(status, load=load) for status in ready(*self.pods.values())]
-        facts = {"turn": self.turn, "shared_blocks": self.shared_blocks, "now_s": self.now_s}
+        facts: dict[str, Any] = {"turn": self.turn, "shared_blocks": self.shared_blocks, "now_s": self.now_s}
         seen = scene(*statuses, request=asked, prompt=prefix, **facts)
         decision = decide(seen, BY)
         if plan is not None:

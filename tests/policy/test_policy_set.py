@@ -19,8 +19,8 @@ def named(name: str, **facts: Any) -> Policy:
 DEFAULT = named("plain")
 
 
-def chosen(among: PolicySet, workload: str = "", **facts: Any) -> str:
-    return among.for_request(request(**facts), workload).name
+def chosen(among: PolicySet, workload: str = "", request_id: str = "r", **facts: Any) -> str:
+    return among.for_request(request(request_id, **facts), workload).name
 
 
 def test_alone_the_default_decides_everything() -> None:
@@ -46,7 +46,7 @@ def test_a_canary_is_tried_before_the_policy_it_is_to_replace() -> None:
     """With equal conditions the smaller share comes first: nothing is decided by both or by none."""
     stable, canary = named("a_stable", match={"stream": True}), named("b_canary", match={"stream": True}, percent=20)
     found = policy_set(DEFAULT, [stable, canary])
-    names = [chosen(found, name=f"r{number}", stream=True) for number in range(1000)]
+    names = [chosen(found, request_id=f"r{number}", stream=True) for number in range(1000)]
     assert set(names) == {"a_stable", "b_canary"}
     assert 140 < names.count("b_canary") < 260
 

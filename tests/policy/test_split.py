@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision import Candidate, Direct, Split
+from router.decision import Candidate, Direct, Pull, Split
 from router.errors import ClientError, FleetError, NoReadyPod
 from router.policy.decide import MAX_PODS_PER_SIDE, compatible, decide
+from router.policy.price import choice_of, price
 from router.policy.spec import Policy
 from router.types import InFlight, Link, Links, Pod, PodLoad, PodState, PodStatus, PrefixMatch, PrefixTrust, Role, Scene
 from tests.kit.scenes import SPEED, holding, pod, policy, prompt, ready, scene, speeds, works
@@ -289,3 +290,88 @@ def test_in_the_middle_of_an_upgrade_pods_that_fit_are_found_behind_better_ones_
     found = pairs(asked(*ready(*fleet), inflight=busy))
     assert {("p9", "d0"), ("p0", "d9")} <= set(found)
     assert all(compatible(pair.plan.prefill, pair.plan.decode) for pair in found.values())  # type: ignore[union-attr]
+
+
+# --- full decode pods, and equal ones ---
+
+FULL = PodLoad(running=3, waiting=20, kv_usage=0.9, scraped_at_s=1.0)
+BY_WAIT = policy("queue", "prefill", "handoff", "kv_wait", "lent_prefill")
+
+
+def with_full_decode_pods(prompts_per_s: float = 0.0, **facts: Any) -> Scene:
+    """One prefill pod, and two decode pods at which twenty prompts wait."""
+    pods = apart(1, 2, capacity_tokens=6400, **facts)
+    statuses = [PodStatus(one, PodState.READY, FULL if one.role is Role.DECODE else PodLoad()) for one in pods]
+    waiting = InFlight(23, 0, context_tokens=23 * 1300, decode_tokens=23 * 1300)
+    busy = InFlight(1, 1, prefill_ms=5.0, prompts_per_s=prompts_per_s)
+    return asked(*statuses, inflight={"d0": waiting, "d1": waiting, "p0": busy})
+
+
+def test_while_decode_pods_are_full_a_prefill_pod_answers_alone() -> None:
+    """It is the cheapest; a split is the next candidate."""
+    first, second, *_ = decide(with_full_decode_pods(), BY_WAIT).candidates
+    assert isinstance(first.plan, Direct) and first.pod.id == "p0"
+    assert isinstance(second.plan, Split)
+
+
+def test_a_prefill_pod_with_many_prompts_answers_only_where_others_wait_longer() -> None:
+    """Each of its prompts is delayed by a decode step."""
+    assert isinstance(decide(with_full_decode_pods(prompts_per_s=1000.0), BY_WAIT).candidates[0].plan, Split)
+
+
+@pytest.mark.parametrize("reason", ["room", "not priced", "cannot"])
+def test_a_prefill_pod_does_not_answer_otherwise(reason: str) -> None:
+    """While decode pods have room, with a policy that does not price their wait, and where the engine cannot."""
+    seen = asked(*ready(*apart(1, 2, capacity_tokens=10**6))) if reason == "room" else with_full_decode_pods()
+    if reason == "cannot":
+        seen = with_full_decode_pods(serves_alone=False)
+    assert "p0" not in whole(seen, BY_PRICE if reason == "not priced" else BY_WAIT)
+
+
+def equal_decode_pods(turn: int) -> Scene:
+    """One prefill pod, and five decode pods that hold nothing and are slow at prefills."""
+    slow = replace(SPEED, c1_ms_per_token=10.0)
+    decode = [half(f"d{number}", Role.DECODE, speed=slow) for number in range(5)]
+    return asked(*ready(half("p0", Role.PREFILL), *decode), turn=turn)
+
+
+def test_equal_decode_pods_are_taken_in_turn() -> None:
+    """Each gets a fifth, at any rate."""
+    first = [decide(equal_decode_pods(turn), BY_PRICE).candidates[0].pod.id for turn in range(50)]
+    assert {name: first.count(name) for name in first} == {f"d{number}": 10 for number in range(5)}
+
+
+def test_a_decode_pod_with_a_part_of_the_prompt_is_preferred_in_every_turn() -> None:
+    """The pods among those that are priced."""
+    for turn in range(6):
+        seen = equal_decode_pods(turn)
+        priced = pairs(seen)
+        holder = list(priced)[-1][1]
+        assert decide(holding(seen, holder, 50), BY_PRICE).candidates[0].pod.id == holder
+
+
+# --- pulls of the prefill pod ---
+
+PULLING = policy("queue", "prefill", "handoff", "transfer")
+
+
+@pytest.mark.parametrize(
+    ("handoff", "pulls", "fetches"), [("p2p", "p2p", True), ("nixl", "p2p", False), ("p2p", "", False)]
+)
+def test_a_prefill_pod_pulls_what_the_decode_pod_of_the_last_turn_holds(
+    handoff: str, pulls: str, fetches: bool
+) -> None:
+    """One request carries both, so both must have one dialect. The cheaper of pulling and computing is priced."""
+    facts = {"handoff": handoff, "pulls": pulls, "trust": PrefixTrust.TRUSTED}
+    seen = holding(asked(*ready(*apart(1, 1, **facts))), "d0", 90)
+    found = pairs(seen, PULLING)["p0", "d0"]
+    assert found.plan.pull == (Pull("d0", 1440, 1440) if fetches else None)
+    assert found.cached_tokens == (1440 if fetches else 0)
+    assert price(seen, choice_of(found.plan), PULLING) == found.cost
+    assert str(choice_of(found.plan)) == ("p0 < d0 > d0" if fetches else "p0 > d0")
+
+
+def test_a_prefill_pod_computes_what_is_faster_computed() -> None:
+    facts = {"handoff": "p2p", "pulls": "p2p", "trust": PrefixTrust.TRUSTED}
+    seen = asked(*ready(*apart(1, 1, **facts)), links=Links(elsewhere=Link(1000.0, 1e6)))
+    assert pairs(holding(seen, "d0", 90), PULLING)["p0", "d0"].plan.pull is None

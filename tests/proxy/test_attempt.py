@@ -7,14 +7,19 @@ import asyncio
 import contextlib
 import resource
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
+from router.config.schema import Limits
 from router.decision import Direct
-from router.errors import ConnectFailed, UpstreamBroken
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.frontends.http.relay import read_all
+from router.guards import Bound
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scripted_pods import Asked, Behaviour, Town, town
 from tests.kit.step_loop import StepLoop
-from tests.proxy.test_kv_transfer import ANSWERING, resetting
+from tests.proxy.test_kv_transfer import ANSWERING, TOKEN, resetting
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
@@ -44,6 +49,34 @@ async def test_a_router_without_a_free_file_ejects_no_pod() -> None:
                     await pods.serve(pods.context(*plans(pods)))
         assert not pods.breaker._failed
         assert (await pods.serve(pods.context(*plans(pods)))).status == 200
+
+
+BRIEF_S = 2.0
+BRIEF = Limits(connect_timeout_s=DEADLINE_S, first_byte_timeout_s=BRIEF_S, idle_timeout_s=BRIEF_S)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("pause_s", "is_served"), [(0.75 * BRIEF_S, True), (1.25 * BRIEF_S, False)])
+async def test_a_response_may_take_longer_than_any_timeout_while_data_arrives(
+    pause_s: float, is_served: bool, stream: bool
+) -> None:
+    """Each piece begins the time anew. A longer silence is a failure of the pod."""
+
+    async def slow(asked: Asked) -> None:
+        await asked.begin()
+        for event in (TOKEN, TOKEN, TOKEN, "[DONE]"):
+            await asked.event(event)
+            await asyncio.sleep(pause_s)
+        await asked.end()
+
+    async with town(a=slow) as pods:
+        pods.pools.of(pods.pod("a")).limits = BRIEF
+        with nullcontext() if is_served else pytest.raises(UpstreamTimeout):
+            client = await pods.serve(pods.context(*plans(pods), stream=stream))
+            assert client.finished and client.body.count(b"hello") == 3
+        reply = await pods.forwarder.sender.send(pods.context().head, pods.pod("a"), b"{}")
+        with nullcontext() if is_served else pytest.raises(UpstreamTimeout):
+            assert (await read_all(reply, Bound("answer", 1000))).count(b"hello") == 3
 
 
 def crashing(pod: str) -> Behaviour:

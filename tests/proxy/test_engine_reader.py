@@ -53,7 +53,7 @@ def reader_in(place: Town, unread: list[UnreadReason]) -> EnginePromptReader:
         place.pools.of,
         lambda _: pods,
         lambda _, why, _details: unread.append(why),
-        conversion=lambda request: ENGINES["vllm"].conversions[request.endpoint],
+        readings=lambda request: (("", ENGINES["vllm"].conversions.get(request.endpoint)),),
     )
 
 

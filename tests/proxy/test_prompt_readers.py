@@ -21,7 +21,7 @@ import pytest
 from router.apis.body_types import CHANGING_FIELDS
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
 from router.engines.engine_catalog import ENGINES
-from router.errors import ContextTooLong, RouterError
+from router.errors import ClientError, ContextTooLong, RouterError
 from router.frontends import prompt_readers
 from router.frontends.prompt_readers import (
     INLINE_BYTES,
@@ -38,6 +38,7 @@ from router.frontends.prompt_readers import (
     Rests,
 )
 from router.prompt.apis.sglang_chat import SglangChat
+from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.completion import MAX_TEXT_BYTES
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
@@ -556,9 +557,55 @@ async def test_chats_are_read_as_the_engine_of_the_pods_reads_them(tokenizer: To
     parts = [{"type": "text", "text": word} for word in ("one", "two")]
     request.prompt["messages"][:] = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": parts}))]
     fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="m"))
-    lookups = FleetLookups(conversion=lambda _: SglangChat)
+    lookups = FleetLookups(readings=lambda _: (("", SglangChat),))
     found = await LocalPromptReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups).read(request)
     assert found == fingerprinter.fingerprint(chat("one two"))
+
+
+def mixed(tokenizer: Tokenizer) -> LocalPromptReader:
+    """A reader for pods with both front ends of vLLM."""
+    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="m"))
+    lookups = FleetLookups(readings=lambda _: (("", None), ("rust", VllmRustChat)))
+    return LocalPromptReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups)
+
+
+def said(message: dict[str, Any], **fields: Any) -> InferenceRequest:
+    raw = msgspec.Raw(msgspec.json.encode(message))
+    request = chat("")
+    return msgspec.structs.replace(request, prompt={"messages": [raw], **fields})
+
+
+ONE_TWO = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}]}
+
+
+async def test_a_prompt_that_front_ends_read_otherwise_is_read_by_each(tokenizer: Tokenizer) -> None:
+    """Text parts are joined with a new line in Python, and with nothing in Rust."""
+    prompt = await mixed(tokenizer).read(said(ONE_TWO))
+    assert isinstance(prompt, PromptPrefix)
+    read = [prompt.read_by(front_end) for front_end in ("", "rust")]
+    texts = [tokenizer.text_of(one.tokens, special=False) for one in read if one is not None]
+    assert ["one\n two" in texts[0], "one two" in texts[1]] == [True, True]
+
+
+async def test_a_plain_chat_is_read_once_for_both_front_ends(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = mixed(tokenizer)
+    monkeypatch.setattr(VllmRustChat, "chat", None)  # it is never rendered, except to try the template out
+    prompt = await reader.read(said({"role": "user", "content": "one two"}))
+    assert isinstance(prompt, PromptPrefix) and prompt.read_by("rust") is prompt
+
+
+async def test_a_chat_that_one_front_end_refuses_is_read_by_the_other(tokenizer: Tokenizer) -> None:
+    """In Python, to continue a message needs `add_generation_prompt: false`."""
+    prompt = await mixed(tokenizer).read(said({"role": "assistant", "content": "x"}, continue_final_message=True))
+    assert isinstance(prompt, PromptPrefix)
+    assert prompt.read_by("") is None and prompt.read_by("rust") is prompt
+
+
+async def test_a_chat_that_all_front_ends_refuse_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ClientError):
+        await mixed(tokenizer).read(said({"role": "user", "content": 5}))
 
 
 @pytest.mark.parametrize("endpoint", [Endpoint.MESSAGES, Endpoint.RESPONSES])

@@ -23,11 +23,11 @@ from router.stores.holder_writer import HolderWriter, WriteResult
 from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import HolderRow, Keys, decode_row, pack_blocks, scope_of, unpack_blocks
 from router.types import BlockChange, BlockHash, BlocksCleared, BlocksRemoved, BlocksStored, Generation, Tier
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_process import RedisProcess, address_of, redis_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
-DEADLINE_S = 30.0
 KEYS = Keys("test")
 GENERATION = Generation(model="demo", tokenizer="t", block_size_tokens=4)
 SCOPE = scope_of(GENERATION)

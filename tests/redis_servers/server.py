@@ -89,7 +89,7 @@ def free_port() -> int:
                 return port
 
 
-async def until(condition: Callable[[], Awaitable[object]], *, within_s: float = 15.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]], *, within_s: float = 60.0) -> None:
     """Poll every 10 ms until the condition is true; errors count as false. Raises `TimeoutError`."""
     async with asyncio.timeout(within_s):
         while True:
@@ -209,7 +209,7 @@ class RedisServer(_Scoped):
         if self._process is not None:
             self.resume()
             self._process.terminate()
-            await asyncio.to_thread(self._process.wait, 15)
+            await asyncio.to_thread(self._process.wait, 60)
             self._process = None
 
     async def restart(self) -> None:

@@ -16,7 +16,12 @@ from tests.kit.scenes import SPEED, pod
 NOW_S = 100.0
 
 
-PLANS: list[Plan] = [Direct(pod("a")), Direct(pod("a"), Pull("b", 64)), Split(pod("b"), pod("a"))]
+PLANS: list[Plan] = [
+    Direct(pod("a")),
+    Direct(pod("a"), Pull("b", 64)),
+    Split(pod("b"), pod("a")),
+    Split(pod("b"), pod("a"), 0, Pull("c", 64)),
+]
 
 
 def booked(ledger: Ledger, plan: Plan) -> Booking:
@@ -32,6 +37,17 @@ def test_a_split_computes_on_one_pod_and_keeps_its_context_on_the_other() -> Non
     booking.handed_over(NOW_S)
     now = ledger.inflight()
     assert (now["b"].requests, now["b"].pulls, now["a"].requests) == (0, 1, 1)
+    booking.first_token(NOW_S)
+    assert "b" not in ledger.inflight()
+
+
+def test_a_prefill_pod_pulls_until_it_has_responded() -> None:
+    """Then it sends itself, until the first token."""
+    ledger = Ledger()
+    booking = booked(ledger, PLANS[3])
+    assert ledger.inflight()["c"].pulls == 1 and ledger.inflight()["b"].pulls == 0
+    booking.handed_over(NOW_S)
+    assert "c" not in ledger.inflight() and ledger.inflight()["b"].pulls == 1
     booking.first_token(NOW_S)
     assert "b" not in ledger.inflight()
 

@@ -206,6 +206,25 @@ def test_the_first_configured_session_header_that_is_present_counts() -> None:
     assert read(make_reader(), body, Endpoint.CHAT, sent).session == "second"
     reader = make_reader(edge=Edge(session_headers=()))
     assert read(reader, body, Endpoint.CHAT, sent).session == "body"
+    for name in ("x-opencode-session", "x-dynamo-session-id"):
+        assert read(make_reader(), body, Endpoint.CHAT, [(name.encode(), b"other")]).session == "other"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (Endpoint.CHAT, {"messages": [{}]}),
+        (Endpoint.RESPONSES, {"input": "hi"}),
+        (Endpoint.COMPLETIONS, {"prompt": "p"}),
+    ],
+)
+def test_the_key_by_which_clients_share_caches_is_a_session(path: Endpoint, fields: dict[str, Any]) -> None:
+    """It is no part of the prompt, and `session_id` counts before it."""
+    body = {"model": "m", "prompt_cache_key": "key", **fields}
+    request = read(make_reader(), body, path)
+    assert request.session == "key" and "prompt_cache_key" not in request.prompt
+    assert json.loads(request.body)["prompt_cache_key"] == "key"
+    assert read(make_reader(), {**body, "session_id": "own"}, path).session == "own"
 
 
 def test_an_unknown_model_is_told_from_one_without_pods() -> None:

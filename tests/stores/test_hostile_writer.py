@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
@@ -13,8 +12,6 @@ from router.admission.sharing import CeilingReport, Grant, Grants, MeterSharing
 from router.feeds.shared_rows import SharedQuotas, SharedResponses, SharedWork
 from router.policy.calibration import Calibration
 from router.stores.redis_connection import RedisConnection
-from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, server_kinds
 from tests.stores.test_rows_in_redis import (
     H100,
     KEY,
@@ -31,15 +28,6 @@ from tests.stores.test_rows_in_redis import (
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 MIB = 1 << 20
-
-
-@pytest.fixture(params=server_kinds())
-async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
-    """A connection to each installed server."""
-    async with RedisServer(str(request.param)) as server:
-        made = RedisConnection(address_of(server.url, timeout_s=20))
-        yield made
-        await made.close()
 
 
 async def sent_bytes(connection: RedisConnection) -> int:

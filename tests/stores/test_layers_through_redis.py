@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -30,23 +30,17 @@ from router.stores.redis_schema import Keys, decode_row, scope_of, unpack_blocks
 from router.types import Generation, KvEvent, LayerType, Pod, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
 from tests.index.recorded_sessions import WITH_FULL_ATTENTION, Sent, block_tokens, needs_sessions, requests
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.layered_pool import AHEAD, DENSE, DROPS, FULL, pod_of, served, window
 from tests.kit.scenes import fleet_of, make_pod
-from tests.redis_process import RedisProcess, address_of, redis_process
+from tests.redis_process import RedisProcess, address_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 POD = "pod"
 SETTINGS = Publish(heartbeat_s=0.03, flush_interval_ms=0.001, reload_jitter_s=0.0)
-DEADLINE_S = 20.0
 NAMESPACES = count()
 Session: TypeAlias = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisProcess]:
-    with redis_process() as process:
-        yield process
 
 
 class World:

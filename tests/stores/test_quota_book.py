@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,22 +13,11 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.stores.scripts import EXCHANGE_SHARES, NOW
 from tests.admission.share_book import ShareBook
-from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, server_kinds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
 KEYS = Keys("quotas")
 NOW_MS = 10_000_000
-
-
-@pytest.fixture(params=server_kinds())
-async def connection(request: pytest.FixtureRequest) -> AsyncIterator[RedisConnection]:
-    """A connection to each installed server."""
-    async with RedisServer(str(request.param)) as server:
-        made = RedisConnection(address_of(server.url, timeout_s=20))
-        yield made
-        await made.close()
 
 
 def book_of(connection: RedisConnection, member: str) -> SharedQuotas:

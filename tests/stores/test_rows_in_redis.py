@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import pytest
 from msgspec import structs
@@ -19,8 +19,8 @@ from router.stores.redis_connection import RedisConnection
 from router.stores.redis_schema import Keys
 from router.types import InFlight, PodSpeed
 from tests.kit.scenes import make_pod
-from tests.redis_process import address_of
-from tests.redis_servers.server import RedisServer, server_kinds, until
+from tests.redis_process import RedisProcess, address_of, redis_process
+from tests.redis_servers.server import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 
@@ -32,21 +32,6 @@ PRIOR = PodSpeed(10.0, 0.05, 1e-6)
 
 POD = make_pod()
 WORK = {"a": InFlight(2, 1, 300, 41.5, 900), "b": InFlight(1, 0, 0, 0.0, 10)}
-
-
-@pytest.fixture(params=server_kinds())
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[RedisServer]:
-    """Each installed server."""
-    async with RedisServer(str(request.param)) as running:
-        yield running
-
-
-@pytest.fixture
-async def connection(server: RedisServer) -> AsyncIterator[RedisConnection]:
-    """A connection to it."""
-    made = RedisConnection(address_of(server.url, timeout_s=20))
-    yield made
-    await made.close()
 
 
 def shared(connection: RedisConnection, calibration: Calibration, ttl_s: float = 60) -> SharedCalibration:
@@ -127,7 +112,7 @@ async def test_each_served_model_is_shared_under_its_own_name(connection: RedisC
 
 
 async def test_calibration_expires_without_new_observations(connection: RedisConnection) -> None:
-    await shared(connection, fitted(10), ttl_s=0.05).exchange()
+    await shared(connection, fitted(10), ttl_s=0.005).exchange()
 
     async def is_gone() -> bool:
         return not await connection.client.exists(KEY)
@@ -204,9 +189,15 @@ async def test_an_unreadable_row_is_skipped(connection: RedisConnection, row: by
     assert await two.rows({}) == {"1": WORK}
 
 
-async def test_two_routers_share_their_load_and_keep_their_own_without_redis(server: RedisServer) -> None:
+@pytest.fixture
+def own_server() -> Iterator[RedisProcess]:
+    with redis_process() as running:
+        yield running
+
+
+async def test_two_routers_share_their_load_and_keep_their_own_without_redis(own_server: RedisProcess) -> None:
     """A dispatch of one counts for the other until it finishes or Redis fails."""
-    connections = [RedisConnection(address_of(server.url, timeout_s=20)) for _ in range(2)]
+    connections = [RedisConnection(address_of(own_server.url, timeout_s=20)) for _ in range(2)]
     ledgers = [Ledger(), Ledger()]
     feeds = [
         SharedWork(connection, KEYS, name, ledger, 60)
@@ -223,11 +214,11 @@ async def test_two_routers_share_their_load_and_keep_their_own_without_redis(ser
             return not ledgers[1].inflight() and feeds[1].replicas == 0
 
         await until(is_shared)
-        server.kill()
+        own_server.kill()
         await until(is_alone)
         assert feeds[1].known == 1, "the other one still sends to the same pods"
         assert ledgers[0].inflight() == ledgers[0].own() != {}
-        await server.start()
+        own_server.start()
         await until(is_shared)
         ledgers[0].release(lease, 0.0)
 

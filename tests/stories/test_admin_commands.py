@@ -107,23 +107,21 @@ async def test_pods_are_removed_and_added(deploy: Deploy, typed_at: TypedAt, tmp
         assert "third" in (await typed_at(deployment, "pods")).out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "what"),
-    [
-        (("drain", "nobody"), 1, "unknown pod 'nobody'; known: 127.0.0.1:"),
-        (("add", "10.0.0.7:8000"), 1, "must look like http://host:port; `http://` is missing"),
-        (("add", "missing.yaml"), 2, "missing.yaml: cannot be read"),
-        (("drain",), 2, "needs a pod"),
-        (("restart", "x"), 2, "undrain"),
-    ],
-)
-async def test_a_mistake_is_explained(
-    deploy: Deploy, typed_at: TypedAt, arguments: tuple[str, ...], code: int, what: str
-) -> None:
+MISTAKES: dict[tuple[str, ...], tuple[int, str]] = {
+    ("drain", "nobody"): (1, "unknown pod 'nobody'; known: 127.0.0.1:"),
+    ("add", "10.0.0.7:8000"): (1, "must look like http://host:port; `http://` is missing"),
+    ("add", "missing.yaml"): (2, "missing.yaml: cannot be read"),
+    ("drain",): (2, "needs a pod"),
+    ("restart", "x"): (2, "undrain"),
+}
+
+
+async def test_a_mistake_is_explained(deploy: Deploy, typed_at: TypedAt) -> None:
     """Without a traceback."""
     async with deploy(pods=1, wait=False) as deployment:
-        ended = await typed_at(deployment, "pods", *arguments)
-    assert (ended.code, ended.out) == (code, "") and what in " ".join(ended.err.split())
+        for arguments, (code, what) in MISTAKES.items():
+            ended = await typed_at(deployment, "pods", *arguments)
+            assert (ended.code, ended.out) == (code, "") and what in " ".join(ended.err.split())
 
 
 async def test_preview_prints_a_decision_and_sends_nothing(

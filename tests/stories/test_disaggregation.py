@@ -74,7 +74,7 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
 
     @asynccontextmanager
     async def opened(
-        dialect: str, *, decodes: int = 1, handoff: dict[str, Any] | None = None, **engine: Any
+        dialect: str, *, decodes: int = 1, handoff: dict[str, Any] | None = None, pulls: str = "", **engine: Any
     ) -> AsyncIterator[Pair]:
         store: set[BlockHash] = set()
         roles = [Role.PREFILL] + [Role.DECODE] * decodes
@@ -94,7 +94,8 @@ def open_pair(engine_config: MakeEngine, tokenizer: Tokenizer) -> OpenPair:
                         url=each.url,
                         role=role,
                         handoff=dialect,
-                        handoff_port=port,
+                        pulls=pulls,
+                        handoff_port=port if role is Role.PREFILL or not pulls else int(each.url.rpartition(":")[2]),
                         speed=LLAMA_8B if role is Role.PREFILL else SLOW_TO_PREFILL,
                     )
                     for each, role in zip(engines, roles, strict=True)
@@ -310,3 +311,18 @@ async def test_kv_of_a_client_that_leaves_between_the_legs_is_given_back(open_pa
         await asyncio.wait([asking])
         await pair.until(lambda: not pair.prefill.pinned_requests)
         assert pair.handoffs("client_gone") == 1
+
+
+async def test_the_prefill_pod_of_a_split_pulls_the_last_answer(open_pair: OpenPair) -> None:
+    """The decode pod holds it. Predicted cached tokens are those reported."""
+    async with open_pair("p2p", pulls="p2p") as pair:
+        chat = opening("moors")
+        first = await pair.chat(chat, max_tokens=128, ignore_eos=True)
+        await pair.apply_events()
+        asked = {"role": "user", "content": "And behind them?"}
+        answer = await pair.chat([*chat, {"role": "assistant", "content": said(first)}, asked])
+        assert answer.headers["x-warmroute-prefill-pod"] == pair.prefill.url.removeprefix("http://")
+        predicted = int(answer.headers["x-warmroute-cached-tokens"])
+        assert predicted > usage_of(first)["prompt_tokens"] + 16
+        assert usage_of(answer)["prompt_tokens_details"]["cached_tokens"] == predicted
+        assert not pair.program.pods.state.ledger.inflight()

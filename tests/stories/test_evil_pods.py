@@ -49,7 +49,7 @@ def first_pod_reports(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
-    """By the only pod, whatever it reports."""
+    """The only pod serves it, with any report."""
     async with deploy(pods=1, engine=WHOLE_PAGES) as deployment:
         for page in (WAITING, UNQUOTED, ENORMOUS):
             first_pod_reports[:] = [page]  # once the pod is trusted: an ejected one would not become so

@@ -51,7 +51,7 @@ BEFORE_THE_FIRST_BYTE = {
     "less than content-length": Row(raw(JSON + "content-length: 99\r\n\r\n{}"), "upstream_broken", streams=False),
     "connect refused": Row(Fault(kind=FaultKind.REFUSE), "connect_failed"),
 }
-"""One of each kind. What is no response, or has no end: `tests/proxy/test_connection.py`; what is tried next, and
+"""One of each kind. Responses that break off or have no end: `tests/proxy/test_connection.py`; what is tried next, and
 against whom a failure counts: `tests/request/test_attempts.py`."""
 
 AFTER_THE_FIRST_BYTE = {

@@ -91,3 +91,36 @@ async def test_what_a_pod_lacks_is_forgotten_when_it_restarts(deploy: Deploy) ->
         deployment.program.fleet.restarted(rust_pod(deployment))
         assert deployment.program.fleet.lacks == frozenset()
         await deployment.until(lambda: knows_lacks(deployment))
+
+
+LONG = "word " * 200
+PARTS = [{"type": "text", "text": LONG}, {"type": "text", "text": LONG}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1e-07, "y": 0.00001}'}}
+ODD_CHATS: dict[str, list[dict[str, Any]]] = {
+    "plain": [{"role": "user", "content": LONG}],
+    "text parts": [{"role": "user", "content": PARTS}],
+    "billing line": [
+        {"role": "system", "content": f"x-anthropic-billing-header: cch=1;\n{LONG}"},
+        {"role": "user", "content": LONG},
+    ],
+    "numbers of calls": [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "c1", "content": LONG},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ODD_CHATS)
+async def test_each_pod_is_matched_by_its_own_reading(deploy: Deploy, kind: str) -> None:
+    """What is expected to be cached is cached, on pods of both front ends."""
+    served: Counter[str] = Counter()
+    async with deploy(engines=MIXED, policy="round_robin") as deployment:
+        for turn in range(8):
+            more = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": f"turn {turn} {LONG}"}]
+            answer = await deployment.chat([*ODD_CHATS[kind], *more * (turn % 3)])
+            assert answer.status_code == 200
+            reported = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert int(answer.headers["x-warmroute-cached-tokens"]) == reported
+            served[answer.headers["x-warmroute-pod"]] += bool(reported)
+    assert len(served) == 2 and all(served.values())

@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 from helm.monitoring.metric_catalog import DECLARED
 from router import __version__, errors
 from router.admission.meter import Dimension
+from router.apis.chat_rules import PLAIN, RULES
 from router.config.policy_files import load_classes
 from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.fleet.scaling import Resource
@@ -45,6 +46,7 @@ BY_THE_ROUTER: dict[str, set[str]] = {
     "role": {role.value for role in Role},
     "resource": {resource.value for resource in Resource},
     "matching": {matching.value for matching in Matching},
+    "rule": {rule.name for rule in RULES} | {PLAIN},
     "trust": {trust.value for trust in PrefixTrust},
     "dialect": set(DIALECTS),
     "by": {"prior", "learnt"},

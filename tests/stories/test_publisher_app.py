@@ -14,11 +14,13 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
+from router.cli import doctor
 from router.cli.admin_client import AdminClient
 from router.cli.doctor import PROBES, Finding, findings
 from router.config.index_schema import StandardBackend
 from router.wiring.publisher_process import PublisherProcess
 from tests.index_verify import verify_index
+from tests.loaded_tokenizers import loaded_tokenizer
 from tests.stories.conftest import SOURCE, TEMPLATE
 from tests.stories.test_cluster import ClusterDeployment, cluster, found_on, question, redis
 
@@ -113,8 +115,11 @@ async def test_any_tier_can_send_standardised_events(cluster: ClusterDeployment)
         await until(lambda: holder.written_blocks >= 3)
 
 
-async def test_the_doctor_lists_publishers_and_says_what_is_missing(cluster: ClusterDeployment, tmp_path: Path) -> None:
+async def test_the_doctor_lists_publishers_and_says_what_is_missing(
+    cluster: ClusterDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the configuration of the routers: all well, without a publisher, without Redis."""
+    monkeypatch.setattr(doctor, "load_tokenizer", loaded_tokenizer)
     router = await cluster.router()
     pod = (await router.chat(question("bees"))).headers["x-warmroute-pod"]
     await router.until(partial(found_on, router, question("bees"), pod))

@@ -39,6 +39,7 @@ EXCEPTIONS = {
     "engines/handoff/vllm_connectors.py:takes_prompt_tokens": "a version of at most 1,024 characters",
     "feeds/self_test.py:ContinuationTest._answer": "a body of the router's own",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
+    "frontends/http/openai_edge.py:wants_stream": _CLIENT,
     "frontends/http/large_bodies.py:ItemCounter._count_fields": _ARRAY,
     "frontends/http/relay.py:as_stream": _CLIENT,
     "index/events.py:_fields": "parts of an event, which `EVENT` bounds",

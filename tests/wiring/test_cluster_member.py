@@ -21,6 +21,7 @@ from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.types import Generation, Links, PodSpeed
 from router.wiring.cluster_member import join_cluster
+from tests.kit.deadlines import DEADLINE_S
 from tests.redis_servers.server import free_port
 
 
@@ -53,7 +54,7 @@ async def test_a_router_serves_at_once_while_redis_is_away() -> None:
     pods = Membership(fleet, lambda *_: (PodSpeed(0, 0, 0), 0), {})
     member = join_cluster(redis, {}, Ledger(), calibrator, fleet, pods)
     with capture_logs() as lines:
-        async with asyncio.timeout(10), running(member.feeds):
+        async with asyncio.timeout(DEADLINE_S), running(member.feeds):
             await member.wait(fleet, redis.ready_timeout_s, self_test=True)
     await member.close()
     assert not member.index.loaded.is_set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from router.request.tracker import Tracker
 from router.types import MAX_NAME_CHARACTERS
 from router.wiring.router import build_router
 from tests.api.test_openai_edge import Client
+from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
 from tests.kit.scripted_pods import Client as Reader
 from tests.loaded_tokenizers import loaded_tokenizer
@@ -110,10 +110,9 @@ def held_bytes() -> int:
 
 async def until_held_bytes(most: int) -> None:
     """Wait until less is held: a thread may still read a prompt whose client has its answer."""
-    deadline_s = time.monotonic() + 10.0
-    while (held := held_bytes()) >= most:
-        assert time.monotonic() < deadline_s, f"{held} bytes are held, {most} allowed"
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(DEADLINE_S):
+        while held_bytes() >= most:
+            await asyncio.sleep(0.01)
 
 
 def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class Pair:
     decode: Pod
     id: int
     facts: Mapping[str, Any] = field(default_factory=dict)
+    source: Pair | None = None
+    """The pull of the prefill pod from a peer, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,9 @@ class P2p(Dialect):
     order = Order.TOGETHER
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
-        params = {"remote_decoder": {"kv_request_id": _kv_request_id(pair)}}
+        params: dict[str, Any] = {"remote_decoder": {"kv_request_id": _kv_request_id(pair)}}
+        if pair.source is not None:
+            params["remote_kv_source"] = self._source(pair.source)
         return one_token_body(endpoint, body, {"kv_transfer_params": params})
 
     def decode_body(self, endpoint: Endpoint, body: bytes, pair: Pair, handoff: Handoff) -> bytes:

@@ -64,6 +64,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "matching_reason": matching_reason,
             "converts": sorted(pod.converts),
             "reads_pictures": pod.reads_pictures,
+            "misreads": sorted(pod.misreads),
             "continues": sorted(pod.continues),
             "lacks": sorted(pod.lacks),
             "refuses_usage": pod.refuses_usage,
@@ -114,10 +115,12 @@ def describe_readiness(
     files: Mapping[str, WatchedFile[Any]],
     *,
     is_stopping: bool,
+    holds: bool = False,
 ) -> tuple[bool, dict[str, Any]]:
-    """Whether the router is ready, and the answer of `/readyz`. `files`: by the key that names them."""
+    """Whether the router is ready, and the answer of `/readyz`. `files`: by the key that names them; `holds`: requests
+    wait for the first pod."""
     states = [status.state.value for status in fleet.snapshot.pods]
-    any_ready = PodState.READY.value in states
+    any_ready = holds or PodState.READY.value in states
     version, error = feed.current().version, feed.error
     return any_ready and not is_stopping, {
         "status": "stopping" if is_stopping else "ready" if any_ready else "no pod is ready",

@@ -14,7 +14,7 @@ from typing import Any
 
 from router.addresses import join_address, url_address, url_host
 from router.config.schema import PickerListen
-from router.decision import Candidate, Split
+from router.decision import Candidate, Direct, Split
 from router.errors import ConnectFailed, NoReadyPod, Overloaded, RouterError
 from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
@@ -72,7 +72,7 @@ class PickForwarder(Forwarder):
         try:
             if isinstance(plan, Split) and self._runs_prefill:
                 handoff, body = await self.splits.open_prefill(tracker, plan)
-            elif plan.pull is not None:
+            elif isinstance(plan, Direct) and plan.pull is not None:
                 body = await self.pulls.body(context, plan.pod, plan.pull.holder)
             if isinstance(body, WholeReply):
                 await self._answer(body, tracker, client)

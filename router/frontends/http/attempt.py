@@ -23,8 +23,8 @@ from router.request.tracker import Tracker
 
 
 class LeavingStreams:
-    """Closes the connections to pods that have fallen silent, and calls streams away from pods that are drained, so
-    that other pods continue them. One timer serves all of them."""
+    """Recorded streams that another pod may have to continue: closes the connections of those whose pod has fallen
+    silent, and starts the move of those whose pod is drained. One timer serves all of them."""
 
     def __init__(self) -> None:
         self._streams: dict[KeptStream, Callable[[], object]] = {}
@@ -92,7 +92,7 @@ class Forwarder(Waits):
             reply.close()
 
     async def _watched_open(self, tracker: Tracker, stream: KeptStream, candidate: Candidate) -> AnyReply:
-        """The same; a pod whose response does not begin while it fails health checks has failed."""
+        """As `_open`. Raises `UpstreamTimeout` where the pod fails its health checks before its response begins."""
         try:
             async with asyncio.timeout(None) as limit:
                 with self._leaving.watched(stream, partial(limit.reschedule, 0.0)):

@@ -264,7 +264,8 @@ class Exchange(msgspec.Struct, eq=False):
     def keep_open(self, interval_s: float, piece: bytes, headers: HeaderList) -> None:
         """Until the response starts, send this piece of a stream of events once in this time, the first time with the
         head. A response that is no stream then becomes an event."""
-        self._ping = self._connection.loop.call_later(interval_s, self._keep_open, interval_s, piece, headers)
+        if self._ping is None:
+            self._ping = self._connection.loop.call_later(interval_s, self._keep_open, interval_s, piece, headers)
 
     def _keep_open(self, interval_s: float, piece: bytes, headers: HeaderList) -> None:
         if self.started or self.disconnected or self._task is None:
@@ -274,7 +275,7 @@ class Exchange(msgspec.Struct, eq=False):
             self.kept_open = True
         if not self._connection.write_paused:
             self.put(piece)
-        self.keep_open(interval_s, piece, headers)
+        self._ping = self._connection.loop.call_later(interval_s, self._keep_open, interval_s, piece, headers)
 
     def disconnect(self) -> None:
         self.disconnected = True

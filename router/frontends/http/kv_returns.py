@@ -3,7 +3,7 @@
 A prefill pod holds the KV of a handoff until a decode pod has read it, and a decode pod with vLLM's
 `bidirectional_kv_xfer` that of each answer until the next turn has read it. Both end with a lease, of half a minute and
 of eight minutes. Until then no other request can have that memory. Source:
-docs/handoff.md#legs-that-hang-and-kv-that-nobody-fetches.
+docs/handoff.md#a-leg-that-hangs-and-kv-that-nobody-fetches.
 """
 
 from __future__ import annotations

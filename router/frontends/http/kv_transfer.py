@@ -226,7 +226,10 @@ class SplitExecutor:
 
     def _begin(self, tracker: Tracker, plan: Split) -> SplitAttempt:
         name = plan.prefill.handoff
-        pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), self._facts(plan.prefill, name) or {})
+        facts, source = self._facts(plan.prefill, name) or {}, None
+        if plan.pull and (holder := self._fleet.status(plan.pull.holder)):
+            source = Pair(holder.pod, plan.prefill, secrets.randbits(63))
+        pair = Pair(plan.prefill, plan.decode, secrets.randbits(63), facts, source)
         return SplitAttempt(tracker, plan, DIALECTS[name], pair, tracker.is_last)
 
     def _count(self, attempt: SplitAttempt, result: str) -> None:

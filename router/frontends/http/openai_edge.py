@@ -14,7 +14,9 @@ from codecs import BOM_UTF8
 from collections.abc import Mapping
 from functools import partial
 from random import getrandbits
+from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 from starlette.types import ASGIApp
@@ -25,7 +27,7 @@ from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.config.schema import Edge, Limits
 from router.endpoints import conventions_of, endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
-from router.errors import MethodNotAllowed, RouterError, Stopping, UpstreamError
+from router.errors import DECODE_ERRORS, MethodNotAllowed, NoReadyPod, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.exchange import Exchange
@@ -45,6 +47,9 @@ from router.request.inbound import EVENT_STREAM, Head, HeaderList, Trace
 from router.request.reading import RequestReader
 from router.request.response_reader import reader_of
 from router.types import Endpoint, InferenceRequest, UsageShown
+
+if TYPE_CHECKING:
+    from router.frontends.held_requests import HeldRequests
 
 _JSON = b"application/json"
 _EVENTS: HeaderList = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-cache")]
@@ -73,6 +78,7 @@ class OpenAiEdge(HttpEdge):
         limits: Limits,
         tracing: Tracing | None = None,
         memory: FairBound | None = None,
+        held: HeldRequests | None = None,
     ) -> None:
         super().__init__(limits, own, memory)
         self.methods = ForwardedPaths((*edge.extra_paths, *edge.control_paths)).methods
@@ -83,6 +89,7 @@ class OpenAiEdge(HttpEdge):
         self._responses = responses
         self._tracing = tracing
         self._edge = edge
+        self._held = held
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
         self._turns = turns = FairTurns()
@@ -107,8 +114,8 @@ class OpenAiEdge(HttpEdge):
         return f"req-{number}", given[:MAX_ID_CHARACTERS].decode("latin-1"), trace
 
     def admit(self, head: Head, now_s: float, *, is_next: bool = True) -> tuple[Admitted, RouterError | None]:
-        """What costs least, and what says least to a stranger, comes first. Last come the share and the quota of its
-        tenant, if the request begins now: it then counts among the concurrent ones of its tenant."""
+        """Who sent a request, and why its head is refused. The cheapest check that discloses least is first. The share
+        and the quota of the tenant are last, if the request begins now; the quota counts it until `has_arrived`."""
         admitted, methods = Admitted(head.network), head.methods
         if methods and not head.fault:
             if is_next and self.in_flight.is_full:
@@ -149,13 +156,13 @@ class OpenAiEdge(HttpEdge):
                 if self.in_flight.is_shared:
                     async with self.response_turns.turn(admitted.tenant, 0, len(client.body)):
                         await asyncio.sleep(0)
-            context = await self._read(client)
+            context = await (self._read(client) if self._held is None else self._read_when_served(client, self._held))
             if admitted.hold is not None:
                 self._endings.has_arrived(admitted.hold)
             if len(client.body) > READ_ALONE_BYTES:
                 await asyncio.sleep(0)
-            if self._edge.keep_alive_s and context.request.stream and isinstance(client, Exchange):
-                client.keep_open(self._edge.keep_alive_s, conventions_of(head.path).ping, [*_EVENTS, *_names_of(head)])
+            if context.request.stream:
+                self._keep_open(client)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
             if not client.disconnected:
@@ -173,6 +180,29 @@ class OpenAiEdge(HttpEdge):
             if admitted.hold is not None:
                 self._endings.has_arrived(admitted.hold)
             client.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
+
+    def _keep_open(self, client: AnyExchange) -> None:
+        if self._edge.keep_alive_s and isinstance(client, Exchange):
+            ping = conventions_of(client.head.path).ping
+            client.keep_open(self._edge.keep_alive_s, ping, [*_EVENTS, *_names_of(client.head)])
+
+    async def _read_when_served(self, client: AnyExchange, held: HeldRequests) -> RequestContext:
+        """The same, once a pod serves the model: a pod that starts may have other settings."""
+        tenant, is_open = client.admitted.tenant, False
+        while True:
+            try:
+                return await self._read(client)
+            except NoReadyPod as error:
+                if not error.model:
+                    raise
+                if not is_open and (is_open := await self._turns.run(tenant, client.body, wants_stream, client.body)):
+                    self._keep_open(client)
+                try:
+                    await held.wait(error, tenant, len(client.body))
+                except asyncio.CancelledError:
+                    if client.disconnected:
+                        self.abandoned(client)
+                    raise
 
     async def _read(self, client: AnyExchange) -> RequestContext:
         """Parse and check the request. Raises why it is refused: a `ClientError`, or `NoReadyPod` if no pod of its
@@ -218,7 +248,7 @@ class OpenAiEdge(HttpEdge):
         return await self._turns.run(tenant, client.body, again, *arguments), stored
 
     async def _read_large(self, client: AnyExchange, endpoint: Endpoint) -> InferenceRequest | None:
-        """The request, if its body is large or a form, by which it may steer an engine; None for others."""
+        """The request, if its body is large or may be a form; None for JSON bodies that are read without a check."""
         head, body, tenant = client.head, client.body, client.admitted.tenant
         content_type = head.named.get(b"content-type", b"")
         if body and content_type != _JSON and declares_form(content_type):
@@ -227,7 +257,8 @@ class OpenAiEdge(HttpEdge):
                 request = self._reader.read(endpoint, head.named, body, head.id, tenant, fields.model)
                 if request.name:
                     change = body, fields, request.adapter or request.model
-                    request = replace(request, body=await self._turns.run(tenant, body, with_model, *change))
+                    form = await self._turns.run(tenant, body, with_model, *change)
+                    request = replace(request, body=form, fallbacks=())
                 return await self._with_usage(client, request, fields)
         elif not self._large_bodies.needs_check(body):
             return None
@@ -280,6 +311,21 @@ class OpenAiEdge(HttpEdge):
                 end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
             return
         send_error(client, error, *_names_of(head), names_pods=names_pods)
+
+
+class _Streams(msgspec.Struct):
+    stream: bool | None = None
+
+
+_STREAMS = msgspec.json.Decoder(_Streams, strict=False)
+
+
+def wants_stream(body: bytes) -> bool:
+    """Whether the response of a request that was not read yet is to be a stream."""
+    try:
+        return bool(_STREAMS.decode(body).stream)
+    except DECODE_ERRORS:
+        return False
 
 
 def _names_of(head: Head) -> HeaderList:

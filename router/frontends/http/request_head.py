@@ -158,7 +158,7 @@ _EXPOSED = b", ".join(
     (
         *(b"x-request-id", b"retry-after", b"x-warmroute-pod", b"x-warmroute-prefill-pod", b"x-warmroute-policy"),
         *(b"x-warmroute-cached-tokens", b"x-warmroute-match", b"x-warmroute-continuable", b"retry-after-ms"),
-        b"x-warmroute-model",
+        *(b"x-warmroute-model", b"x-warmroute-fallback"),
         *(name for one in CONVENTIONS for of in one.limits for name in one.limit_headers(of)),
     )
 )

@@ -14,7 +14,15 @@ NAMED_REQUESTS = counter(
     "Requests that ended and asked for a name of `names`, by what it became and result.",
     "name model result",
 )
+FALLBACKS = counter(
+    "warmroute_fallbacks",
+    "Requests that a fallback of their name served, or was to serve, by its model and why.",
+    "name model reason",
+)
 IN_FLIGHT = gauge("warmroute_in_flight_requests", "Requests being served.")
+WAITING_FOR_PODS = gauge(
+    "warmroute_requests_waiting_for_pods", "Requests that wait for the first pod of their model.", "model"
+)
 QUEUED = gauge("warmroute_queue_requests", "Requests that wait in front of the fleet.")
 QUEUE_S = histogram(
     "warmroute_queue_seconds", "Seconds that requests waited in front of the fleet.", "model", buckets=SECONDS
@@ -125,6 +133,11 @@ INCREMENTAL_MISMATCHES = counter(
     "warmroute_incremental_prompt_mismatches",
     "Incrementally read prompts that differed from the whole prompt; the first disables it for the model.",
     "model",
+)
+PROMPTS_COMPARED = counter(
+    "warmroute_prompts_compared",
+    "Sampled chats whose prompt tokens were compared with the pod's count, by rule that concerns them and result.",
+    "model rule result",
 )
 PROMPT_CACHE_BYTES = gauge("warmroute_prompt_cache_bytes", "Estimated bytes of prompt caches.", "model")
 

@@ -18,7 +18,7 @@ from router.policy.term import (
     prompt_inputs,
     work_ahead_inputs,
 )
-from router.types import Congestion
+from router.types import Congestion, Role
 
 
 class HotPrefixCreditTerm(CostTerm):
@@ -245,6 +245,36 @@ class DecodeInterferenceTerm(CostTerm):
         yield from prompt_inputs(at)
         yield Input("requests decoding", "requests", at.standing.decoding_requests)
         yield from compute_inputs(at)
+
+
+class LentPrefillTerm(CostTerm):
+    """How much does an answer on a prefill pod delay the prompts that come to it?
+
+    A prefill pod answers alone only where all decode pods are full. While it does, each step of its prompts takes a
+    decode step more:
+
+        lent_prefill = weight * expected output * d0 / 1000 * prompts here * (d0 + d1)        0 on other pods
+
+    `prompts here` is the rate of prompts at the pod. Source: docs/cost-model.md#full-decode-pods.
+    """
+
+    side: ClassVar[Side] = Side.DECODE
+    weight: NonNegativeFloat = 1.0
+
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [self._delay_ms(at) if at.pod.role is Role.PREFILL else 0.0 for at in placements]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.pod.role is Role.PREFILL:
+            yield Input("expected output", "tokens", at.request.output_tokens)
+            yield Input("d0", "ms", at.pod.speed.d0_ms)
+            yield Input("d1", "ms/request", at.pod.speed.d1_ms_per_request)
+            yield Input("prompts here", "prompts/s", at.inflight.prompts_per_s)
+
+    def _delay_ms(self, at: Placement) -> float:
+        speed = at.pod.speed
+        answer_s = at.request.output_tokens * speed.d0_ms / 1000
+        return self.weight * answer_s * at.inflight.prompts_per_s * (speed.d0_ms + speed.d1_ms_per_request)
 
 
 class KvPressureTerm(CostTerm):

@@ -22,7 +22,7 @@ from router.policy.term import (
     transfer_inputs,
     work_ahead_inputs,
 )
-from router.types import Link
+from router.types import Link, Role
 
 
 class QueueTerm(CostTerm):
@@ -204,12 +204,13 @@ class KvWaitTerm(CostTerm):
     An engine admits a prompt when running requests have freed enough KV for it:
 
         used = KV in use * KV capacity
-        short = used + prompts before it + n + expected output - KV capacity        0 if everything fits
+        short = used + context waiting + prompts before it + n + expected output - KV capacity        0 if all fits
         kv_wait = weight * short / used * expected output * (d0 + d1 * max(requests decoding, 1) + d2 * used)
 
     Running requests end one by one over the time that one of them takes, and free their KV as they end: a share of it
     is free after that share of the time. `KV in use` is the last scrape, as a share of the capacity; `prompts before
-    it` are those without a first token. 0 if the capacity is unknown. Source: docs/cost-model.md#kv-space.
+    it` are those without a first token. On a decode pod at which requests wait, `context waiting` is what our requests
+    need beyond the KV in use. 0 if the capacity is unknown. Source: docs/cost-model.md#kv-space.
     """
 
     side: ClassVar[Side] = Side.DECODE
@@ -225,12 +226,23 @@ class KvWaitTerm(CostTerm):
             yield from kv_inputs(at)
             yield from decode_inputs(at)
             yield Input("d0", "ms", at.pod.speed.d0_ms)
+            if waiting_tokens := _context_waiting(at):
+                yield Input("context waiting", "tokens", waiting_tokens)
 
     def _waiting_ms(self, at: Placement, capacity_tokens: int) -> float:
         request, used_tokens = at.request, at.load.kv_usage * capacity_tokens
         short_tokens = used_tokens + at.inflight.prefill_tokens + request.prompt_tokens + request.output_tokens
-        short_tokens -= capacity_tokens
+        short_tokens += _context_waiting(at) - capacity_tokens
         if not capacity_tokens or short_tokens <= 0:
             return 0.0
         step_ms = at.pod.speed.step_ms(max(at.standing.decoding_requests, 1), used_tokens)
         return self.weight * short_tokens / max(used_tokens, 1.0) * request.output_tokens * step_ms
+
+
+def _context_waiting(at: Placement) -> float:
+    """What our requests at a decode pod need beyond its KV in use. Prefixes that they share count once for each: so
+    only while the engine says that requests wait."""
+    if at.pod.role is not Role.DECODE or not at.load.waiting:
+        return 0.0
+    needed_tokens = at.inflight.decode_tokens + at.load.waiting * at.request.output_tokens
+    return max(needed_tokens - at.load.kv_usage * (at.pod.capacity_tokens or 0), 0.0)

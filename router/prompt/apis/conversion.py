@@ -59,6 +59,10 @@ class Conversion:
         """Whether the tokenizer puts special tokens around the text of this chat."""
         return False
 
+    def reads_alike(self, body: Mapping[str, Any]) -> bool:
+        """Whether it surely reads a chat as vLLM does. Cheaper than to read it."""
+        return False
+
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
         """Whether it reads a chat with only plain roles and texts as vLLM does."""
         return False

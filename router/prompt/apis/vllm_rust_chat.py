@@ -12,7 +12,7 @@ from router.prompt import minijinja
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.apis.rust_messages import decoded, read_messages, read_tools, refuse
 from router.prompt.apis.vllm_rust_harmony import VllmRustHarmony
-from router.prompt.conversation import BILLING_HEADER, ChatMessage, UnreadReason, Unrenderable
+from router.prompt.conversation import BILLING_HEADER, ChatMessage, UnreadReason, Unrenderable, plain_messages
 from router.prompt.sandbox import cut_at_tag, tag_final_message
 from router.prompt.serde import read_json
 from router.prompt.template import ChatTemplate, detect_rust_format
@@ -106,6 +106,11 @@ class VllmRustChat(Conversion):
 
     def encloses(self, body: Mapping[str, Any]) -> bool:
         return bool(body.get("add_special_tokens"))
+
+    def reads_alike(self, body: Mapping[str, Any]) -> bool:
+        messages = body["messages"]
+        is_raw = body.keys() == {"messages"} and isinstance(messages[0], msgspec.Raw)
+        return is_raw and plain_messages(messages) is not None and self.reads_plain(messages)
 
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
         return self._reads_alike and not any(_may_differ(message) for message in messages)

@@ -38,7 +38,8 @@ def other_pod(context: RequestContext, decision: RouteDecision, endpoint: Endpoi
         is_proven = endpoint in pod.continues or (
             endpoint not in first.continues and (pod.continues or not first.continues)
         )
-        alike = is_proven and (pod.engine, pod.version) == (first.engine, first.version)
+        own, others = (pod.engine, pod.version, pod.front_end), (first.engine, first.version, first.front_end)
+        alike = is_proven and own == others
         if alike and pod.id not in (*failed, first.id) and pod.serves_alone and pod.dp_rank is None:
             return Candidate(Direct(pod), candidate.cost, candidate.cached_tokens)
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -187,6 +189,25 @@ def test_the_legs_meet_under_one_request_id() -> None:
     assert prefill["kv_transfer_params"] == {"remote_decoder": {"kv_request_id": "kr-000000000000004d"}}
     assert (prefill["max_tokens"], prefill["stream"]) == (1, False)
     assert decode == read(chat()) | {"kv_transfer_params": {"remote_prefiller": SOURCE}}
+
+
+def test_a_prefill_pod_that_pulls_gets_both() -> None:
+    """vLLM reads the two dicts of one request independently."""
+    source = replace(pair(), source=replace(pair(), id=1))
+    assert read(P2p().prefill_body(CHAT, chat(), source))["kv_transfer_params"] == {
+        "remote_decoder": {"kv_request_id": "kr-000000000000004d"},
+        "remote_kv_source": SOURCE | {"kv_request_id": "kr-0000000000000001"},
+    }
+
+
+def test_kv_that_nobody_fetches_is_given_back_with_a_prompt_of_one_token() -> None:
+    """A peer reads one block of a handoff, and none of an offer."""
+    handoff = {"do_remote_prefill": msgspec.Raw(b"true"), "remote_num_tokens": msgspec.Raw(b"97")}
+    offer = {"do_remote_decode": msgspec.Raw(b"true"), "remote_num_tokens": msgspec.Raw(b"155")}
+    short = {"model": "m", "prompt": [5], "max_tokens": 1}
+    assert Nixl().return_body("m", handoff) == {**short, "kv_transfer_params": handoff}
+    assert Nixl().return_body("m", offer) == {**short, "kv_transfer_params": {**offer, "remote_num_tokens": 0}}
+    assert P2p().return_body("m", {}) is None
 
 
 def test_a_pull_names_the_pod_that_has_the_prefix() -> None:

@@ -164,6 +164,13 @@ def test_an_annotation_that_makes_no_sense_is_a_mistake_of_its_pod(labels: dict[
         found(labels)
 
 
+@pytest.mark.parametrize("name", ["engine", "role", "handoff", "pulls", "kv-events"])
+def test_a_long_annotation_is_a_short_mistake(name: str) -> None:
+    with pytest.raises(ConfigError) as mistake:
+        found({f"warmroute.dev/{name}": "x" * 250_000})
+    assert len(str(mistake.value)) < 1000
+
+
 def test_few_of_many_unknown_annotations_are_reported() -> None:
     labels = {f"warmroute.dev/rol{number}": "" for number in range(10_000)}
     assert len(unknown_annotations(KubePod(key=("ns", "a"), uid="u", labels=labels))) == MAX_UNKNOWN

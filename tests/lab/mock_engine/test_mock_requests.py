@@ -77,10 +77,10 @@ def test_stream_options_are_read(reader: RequestParser) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message", "param"),
     [
-        ({"n": 2}, "only n=1", "n"),
+        ({"n": 2, "stream": True}, "only n=1", "n"),
         ({"max_tokens": 0}, "at least 1", "max_tokens"),
         ({"max_tokens": 1, "min_tokens": 2}, "min_tokens must be less than or equal to max_tokens=1", "min_tokens"),
-        ({"n": 2, "kv_transfer_params": {"do_remote_decode": True}}, "only n=1", "n"),
+        ({"n": 2, "stream": True, "kv_transfer_params": {"do_remote_decode": True}}, "only n=1", "n"),
         ({"kv_transfer_params": {"prompt_token_ids": [-1]}}, "not a list of token ids", GIVEN),
         ({"kv_transfer_params": {"prompt_token_ids": []}}, "non-empty list of non-negative integers", GIVEN),
         ({"max_tokens": 97}, "maximum context length is 100 tokens", "input_tokens"),
@@ -101,7 +101,7 @@ def test_an_invalid_chat_is_a_bad_request(
     assert (refused.value.status, refused.value.param) == (HTTPStatus.BAD_REQUEST, param)
 
 
-@pytest.mark.parametrize("prompt", [[-1], [1, "a"], ["a", "b"], [[1], [2]], [], "", [2**32], 3])
+@pytest.mark.parametrize("prompt", [[-1], [1, "a"], [], "", [2**32], 3])
 def test_an_invalid_prompt_is_a_bad_request(reader: RequestParser, prompt: Any) -> None:
     """Neither text nor one list of token ids, or empty."""
     with pytest.raises(EngineError) as refused:

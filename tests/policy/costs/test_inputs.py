@@ -18,7 +18,7 @@ from router.policy.catalog import COSTS
 from router.policy.decide import decide
 from router.policy.explain import ON_DECODE_POD, explain, priced
 from router.policy.term import CostTerm, Side, Transfer
-from router.types import InFlight, Link, Links, PodLoad, Scene
+from router.types import InFlight, Link, Links, PodLoad, Role, Scene
 from tests.kit.scenes import links, pod, policy, scenes
 from tests.policy.costs.placements import at
 
@@ -85,9 +85,17 @@ def kv_wait(x: Inputs, term: Any) -> float:
     if "KV capacity" not in x:
         return 0.0
     used = x["KV in use"] * x["KV capacity"]
-    short = used + x["prompts before it"] + x["n"] + x["expected output"] - x["KV capacity"]
+    short = (
+        used + x.get("context waiting", 0) + x["prompts before it"] + x["n"] + x["expected output"] - x["KV capacity"]
+    )
     step_ms = x["d0"] + x["d1"] * max(x["requests decoding"], 1) + x["d2"] * used
     return float(term.weight * max(short, 0) / max(used, 1) * x["expected output"] * step_ms)
+
+
+def lent_prefill(x: Inputs, term: Any) -> float:
+    if "prompts here" not in x:
+        return 0.0
+    return float(term.weight * x["expected output"] * x["d0"] / 1000 * x["prompts here"] * (x["d0"] + x["d1"]))
 
 
 def kv_pressure(x: Inputs, term: Any) -> float:
@@ -128,7 +136,7 @@ FORMULAS: Mapping[str, Callable[[Inputs, Any], float]] = {
     formula.__name__: formula
     for formula in (
         *(queue, prefill, hot_prefix_credit, tier_read, transfer, handoff, decode),
-        *(kv_wait, kv_pressure, decode_interference, congestion, eviction, warm_up),
+        *(kv_wait, lent_prefill, kv_pressure, decode_interference, congestion, eviction, warm_up),
     )
 }
 
@@ -156,14 +164,14 @@ def test_every_part_can_be_recomputed_from_the_inputs_shown(seen: Scene, ways: L
 
 @pytest.mark.parametrize("name", COSTS)
 def test_the_formula_of_a_term_names_its_inputs(name: str) -> None:
-    """On a busy pod that pulls, receives a handoff, reads all tiers and has just started."""
+    """On a busy prefill pod that pulls, receives a handoff, reads all tiers and has just started."""
     link = Link(1.0, 1e6)
     transfer = Transfer(pod("b"), link, 10, 1, 2.0, 3.0)
     busy = at(
         cached_tokens=90,
         held_tokens=(30, 20, 20, 20),
         links=Links(cpu=link, disk=link, remote=link),
-        pod=pod("a", capacity_tokens=10_000, ready_since_s=-1.0),
+        pod=pod("a", role=Role.PREFILL, capacity_tokens=10_000, ready_since_s=-1.0),
         load=PodLoad(running=2, waiting=3),
         inflight=InFlight(3, 1, 100, 5.0, 500, head_ms=5.0),
         pull=transfer,

@@ -1,0 +1,85 @@
+"""Requests that wait until a pod serves their model: for a fleet that scales from zero.
+
+They pass in fair order as soon as a pod is ready, one in each turn of the event loop. Their bodies count in
+`limits.max_held_bytes`, they themselves in `limits.max_in_flight`. How long a model's last start took is the
+`Retry-After` of those that cannot wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from router.admission.tenant import Tenant
+from router.errors import NoReadyPod
+from router.feeds.supervise import pause
+from router.fleet.fleet import Fleet
+from router.frontends.fair_turns import FairTurns
+from router.policy.eligible import ready_pods
+
+CHECK_S = 1.0
+"""Time between two looks at the fleet: models and adapters of pods change without a change of state."""
+MIN_RETRY_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class HeldRequests:
+    """`hold_s`: the longest wait; `max_requests`: of one model. `on_change`: called with a model and how many wait."""
+
+    fleet: Fleet
+    hold_s: float
+    max_requests: int
+    on_change: Callable[[str, int], None] = lambda _model, _count: None
+    _turns: dict[str, FairTurns] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
+    _since_s: dict[str, float] = field(default_factory=dict)
+    """When the first request of each model began to wait."""
+    _starts_s: dict[str, float] = field(default_factory=dict)
+    """How long the last start of a pod took, by model. All models are those of files, never of clients alone."""
+
+    async def wait(self, error: NoReadyPod, tenant: Tenant, size_bytes: int) -> None:
+        """Returns when a pod serves the model of the error. Raises the error where the request cannot wait."""
+        model, now_s = error.model, asyncio.get_running_loop().time()
+        if self._counts[model] >= self.max_requests:
+            raise self._refused(error, now_s)
+        turns = self._turns.setdefault(model, FairTurns())
+        self._since_s.setdefault(model, now_s)
+        self._count(model, 1)
+        try:
+            async with asyncio.timeout(self.hold_s), turns.turn(tenant, 0, size_bytes):
+                await self._ready(model)
+        except TimeoutError:
+            raise self._refused(error, asyncio.get_running_loop().time()) from None
+        finally:
+            self._count(model, -1)
+
+    async def _ready(self, model: str) -> None:
+        changed = asyncio.Event()
+        unlisten = self.fleet.listen(lambda *_: changed.set())
+        try:
+            while not self._is_served(model):
+                await pause(changed, CHECK_S)
+        finally:
+            unlisten()
+        if (since_s := self._since_s.pop(model, None)) is not None:
+            self._starts_s[model] = asyncio.get_running_loop().time() - since_s
+
+    def _is_served(self, model: str) -> bool:
+        found = ready_pods(self.fleet.snapshot, model)
+        return bool(found.direct or found.prefill)
+
+    def _count(self, model: str, more: int) -> None:
+        self._counts[model] += more
+        if not self._counts[model]:
+            self._turns.pop(model, None)
+            self._since_s.pop(model, None)
+        self.on_change(model, self._counts[model])
+
+    def _refused(self, error: NoReadyPod, now_s: float) -> NoReadyPod:
+        """The error with the time after which a pod is expected."""
+        elapsed_s = now_s - self._since_s.get(error.model, now_s)
+        found = NoReadyPod(str(error), model=error.model)
+        found.retry_after_s = max(self._starts_s.get(error.model, 0.0) - elapsed_s, MIN_RETRY_S)
+        return found

@@ -1,0 +1,101 @@
+"""Requests for a model without pods wait at the edge, are kept open, and are read when the first pod serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import pytest
+
+from router.admission.names import ModelName, Names, NamesInUse
+from router.config.schema import Edge, Limits
+from router.fleet.fleet import PodEvent
+from router.frontends.held_requests import HeldRequests
+from router.frontends.http.exchange import Exchange
+from router.request.context import RequestContext
+from router.request.reading import RequestReader
+from tests.api.edges import edge_of
+from tests.api.test_openai_edge import Forwarder
+from tests.api.test_protocol import connected
+from tests.kit.cores import CoreOfPods
+from tests.kit.scenes import make_pod
+
+pytestmark = [pytest.mark.anyio, pytest.mark.net]
+COMMENT = b": keep-alive\n\n"
+NAMES = Names({"chat": ModelName("chat", {"n": 1.0})}, (), frozenset({"n"}))
+
+
+class Zero:
+    """An edge in front of a fleet without pods; `m` is configured, `chat` is a name of `n`."""
+
+    def __init__(self, hold_s: float | None = 5.0) -> None:
+        self.core, self.forwarded, self.waiting = CoreOfPods([]), list[RequestContext](), asyncio.Event()
+        settings = Edge(keep_alive_s=0.01)
+        reader = RequestReader(self.core.fleet, settings, 100, frozenset({"m"}), NamesInUse(NAMES))
+        held = HeldRequests(self.core.fleet, hold_s, 10, lambda *_: self.waiting.set()) if hold_s else None
+        forwarder = Forwarder(self._forward)
+        self.edge = cast(Any, edge_of(self.core, forwarder, edge=settings, limits=Limits(), reader=reader, held=held))
+        self.edge.connections = set()
+
+    async def _forward(self, context: RequestContext, client: Exchange) -> None:
+        self.forwarded.append(context)
+        client.start(200, [(b"content-type", b"text/event-stream")])
+        client.put(b"data: 1\n\n")
+        client.finish()
+
+    def start_pod(self, model: str) -> None:
+        self.core.fleet.sync([make_pod("p", models=(model,))])
+        self.core.fleet.event("p", PodEvent.PROBE_OK)
+
+    @asynccontextmanager
+    async def asked(self, model: str, *, stream: bool) -> AsyncIterator[asyncio.StreamReader]:
+        body = json.dumps({"model": model, "stream": stream, "messages": [{"role": "user", "content": "hi"}]}).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: "
+        async with asyncio.timeout(10), connected(self.edge) as (reader, writer):
+            writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            yield reader
+
+
+@pytest.mark.parametrize(("model", "pods"), [("m", "m"), ("chat", "n")])
+async def test_a_stream_waits_for_the_first_pod_and_is_kept_open(model: str, pods: str) -> None:
+    """Its prompt is read when the pod is there, for the model that it serves."""
+    zero = Zero()
+    async with zero.asked(model, stream=True) as reader:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await reader.readuntil(COMMENT)
+        assert not zero.forwarded
+        zero.start_pod(pods)
+        await reader.readuntil(b"data: 1\n\n")
+    (context,) = zero.forwarded
+    assert (context.request.model, json.loads(context.request.body)["model"]) == (pods, pods)
+
+
+async def test_other_requests_wait_in_silence() -> None:
+    zero = Zero()
+    async with zero.asked("m", stream=False) as reader:
+        await zero.waiting.wait()
+        zero.start_pod("m")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("hold_s", "model", "status"), [(0.05, "m", b"503"), (None, "m", b"503"), (5.0, "unknown", b"503")]
+)
+async def test_who_cannot_wait_is_refused(hold_s: float | None, model: str, status: bytes) -> None:
+    """After the time, without it, and for a model that no file names."""
+    async with Zero(hold_s).asked(model, stream=False) as reader:
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 " + status) and b"\r\nretry-after: 1\r\n" in head
+
+
+async def test_a_client_that_leaves_meanwhile_is_counted() -> None:
+    zero = Zero()
+    async with zero.asked("m", stream=False):
+        await zero.waiting.wait()
+    async with asyncio.timeout(10):
+        while not zero.core.ended:
+            await asyncio.sleep(0)
+    assert [one.result for one in zero.core.ended] == ["client_gone"]

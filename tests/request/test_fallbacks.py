@@ -1,0 +1,158 @@
+"""Another model of a name serves what its target cannot: when, and when not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.admission.admission_queue import AdmissionConfig
+from router.admission.names import ModelName, Names
+from router.admission.quotas import Quota
+from router.admission.tenant import Slo, Tenant, allowed_names
+from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
+from router.fleet.fleet import PodEvent
+from router.observe.declared import of_requests
+from router.request.context import ttft_of_one_pod
+from router.types import PrefixTrust
+from tests.kit.memory_front import TOKEN, MemoryExchange, MemoryRouter
+
+NAMES = Names({"chat": ModelName("chat", {"m": 1.0}, (), ("gone", "n"))}, (), frozenset({"m", "n", "gone"}))
+
+
+def rig_of(**settings: Any) -> MemoryRouter:
+    """Pods `a` and `b` serve the target, `c` the fallback."""
+    rig = MemoryRouter(NAMES, **settings)
+    rig.known.fleet.describe("c", models=("n",), version="0.32.0")
+    return rig
+
+
+def is_served_by_fallback(rig: MemoryRouter, served: MemoryExchange, reason: str) -> bool:
+    """Whether `c` has the request, with its model, and the client, receipts and metrics know it."""
+    assert served.asked[-1] == "c" and served.context is not None and served.tracker is not None
+    assert msgspec.json.decode(served.context.request.body)["model"] == "n"
+    served.head()
+    served.piece(TOKEN)
+    served.end()
+    headers = dict(served.tracker.headers())
+    assert (headers[b"x-warmroute-model"], headers[b"x-warmroute-fallback"]) == (b"n", reason.encode())
+    (ended,) = rig.known.ended
+    assert (ended.result, ended.name, ended.model, ended.fallback) == ("ok", "chat", "n", reason)
+    (labels, count), *others = rig.known.metrics[of_requests.FALLBACKS].items()
+    assert (labels, count.value, others) == (("chat", "n", reason), 1, [])
+    return rig.known.is_idle()
+
+
+def test_pods_that_cannot_be_reached() -> None:
+    """Each is tried first."""
+    rig = rig_of()
+    served = rig.chat(model="chat")
+    for _ in range(2):
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    assert {*served.asked[:2]} == {"a", "b"}
+    assert is_served_by_fallback(rig, served, "connect_failed")
+
+
+def test_the_time_of_failed_attempts_is_not_that_of_the_fallback() -> None:
+    """Its first token is no vote on its pod, and does not correct its prices."""
+    rig = rig_of()
+    for model in ("chat", "n"):
+        served = rig.chat(model=model)
+        for _ in range(2 if model == "chat" else 0):
+            rig.now_s += 30.0
+            served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+        assert served.context is not None and served.asked[-1] == "c"
+        served.head()
+        served.piece(TOKEN)
+        assert (ttft_of_one_pod(served.context) is None) == (model == "chat")
+        served.end()
+
+
+def test_pods_that_are_ejected() -> None:
+    rig = rig_of()
+    for pod in "ab":
+        rig.known.fleet.event(pod, PodEvent.EJECT)
+    assert is_served_by_fallback(rig, rig.chat(model="chat"), "no_ready_pod")
+
+
+def test_pods_that_have_left() -> None:
+    rig = rig_of()
+    rig.known.fleet.sync([status.pod for status in rig.known.fleet.snapshot.pods if status.pod.id == "c"])
+    assert is_served_by_fallback(rig, rig.chat(model="chat"), "no_ready_pod")
+
+
+def test_a_context_that_is_too_short() -> None:
+    rig = rig_of()
+    for pod in "ab":
+        rig.known.fleet.describe(pod, models=("m",), version="0.32.0", max_model_len_tokens=1)
+        rig.known.fleet.trust(pod, PrefixTrust.TRUSTED, "tested")
+    assert is_served_by_fallback(rig, rig.chat(model="chat"), "context_length_exceeded")
+
+
+def test_an_slo_that_cannot_be_met() -> None:
+    """The queue of the target refuses it."""
+    rig = rig_of(admission=AdmissionConfig(max_wait_ms=0.0), slo=Slo(ttft_ms=1.0))
+    assert is_served_by_fallback(rig, rig.chat(model="chat"), "overloaded")
+
+
+def test_a_request_that_two_pods_have_not_survived_reaches_no_third() -> None:
+    rig = rig_of()
+    served = rig.chat(model="chat")
+    for _ in range(2):
+        served.fail(UpstreamBroken("cut", pod=served.asked[-1]))
+    assert (served.status, len(served.asked), rig.known.is_idle()) == (502, 2, True)
+
+
+def test_a_pod_that_works_for_too_long_is_not_worked_for_again() -> None:
+    rig = rig_of(retries=0)
+    served = rig.chat(model="chat")
+    served.fail(UpstreamTimeout("silent", pod=served.asked[-1]))
+    assert (served.status, len(served.asked)) == (504, 1)
+
+
+def test_nothing_is_served_again_after_the_first_piece() -> None:
+    rig = rig_of()
+    served = rig.chat(model="chat")
+    served.head()
+    served.piece(TOKEN)
+    served.fail(UpstreamBroken("cut", pod=served.asked[-1]))
+    assert (len(served.asked), served.received) == (1, TOKEN)
+
+
+@pytest.mark.parametrize("model", ["m", "n"])
+def test_who_asks_for_the_model_gets_no_other(model: str) -> None:
+    rig = rig_of()
+    for pod in "abc":
+        if model == ("n" if pod == "c" else "m"):
+            rig.known.fleet.event(pod, PodEvent.EJECT)
+    assert rig.chat(model=model).status == 503
+
+
+def test_a_tenant_gets_no_model_that_it_may_not_use() -> None:
+    rig = rig_of()
+    for pod in "ab":
+        rig.known.fleet.event(pod, PodEvent.EJECT)
+    served = rig.chat(Tenant(name="t", models=allowed_names(["chat", "m"])), model="chat")
+    assert (served.status, rig.known.ended[0].fallback) == (503, "")
+
+
+def test_a_tenants_salt_goes_with_the_request() -> None:
+    """Its prefixes stay its own."""
+    rig = rig_of()
+    rig.known.fleet.event("a", PodEvent.EJECT)
+    rig.known.fleet.event("b", PodEvent.EJECT)
+    served = rig.chat(Tenant(name="t", salt="s"), model="chat")
+    assert served.context is not None and msgspec.json.decode(served.context.request.body)["cache_salt"] == "s"
+
+
+def test_quotas_of_the_fallback_count_and_the_request_counts_once() -> None:
+    rig = rig_of()
+    quotas = (Quota(requests_per_minute=2), Quota(model="n", requests_per_minute=1))
+    for pod in "ab":
+        rig.known.fleet.event(pod, PodEvent.EJECT)
+    tenant = Tenant(name="t", quotas=quotas)
+    found = [rig.chat(tenant, model="chat") for _ in range(2)]
+    assert [one.status for one in found] == [0, 429] and found[0].asked == ["c"]
+    found[0].leave()
+    assert rig.chat(Tenant(name="t", quotas=quotas[:1]), model="n").asked == ["c"]
