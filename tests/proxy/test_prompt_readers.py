@@ -610,7 +610,7 @@ async def test_a_chat_that_one_front_end_refuses_is_read_by_the_other(
 
 
 async def test_a_continued_message_is_read_alike_for_both_front_ends(tokenizer: Tokenizer) -> None:
-    """That in Python refuses it without `add_generation_prompt: false`, which only its pods say (`engines/lacks.py`)."""
+    """That in Python wants `add_generation_prompt: false` too, which only its pods say (`engines/lacks.py`)."""
     prompt = await mixed(tokenizer).read(said({"role": "assistant", "content": "x"}, continue_final_message=True))
     assert isinstance(prompt, PromptPrefix)
     assert prompt.read_by("") is prompt and prompt.read_by("rust") is prompt
