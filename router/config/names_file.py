@@ -120,13 +120,14 @@ class NameList(Strict):
         if self.version != 1:
             raise wrong_at(("version",), "must be 1, the only version that this release reads")
         numbers = {one.name: number for number, one in reversed(list(enumerate(self.names)))}
+        aliases = {one.name for one in self.names if one.name not in one.to}
         for number, entry in enumerate(self.names):
             if numbers[entry.name] != number:
                 raise wrong_at(("names", number, "name"), f"duplicate of names.{numbers[entry.name]}.name")
             places: list[tuple[Location, Iterable[str]]] = [(("to",), entry.to), (("fallbacks",), entry.fallbacks)]
             places += [(("rules", at, "to"), rule.to) for at, rule in enumerate(entry.rules)]
             for place, targets in places:
-                if other := next((target for target in targets if target in numbers and target != entry.name), None):
+                if other := next((target for target in targets if target in aliases and target != entry.name), None):
                     why = f"{other!r} is a name of this file (names.{numbers[other]}); write the models that it becomes"
                     raise wrong_at(("names", number, *place), why)
         return self

@@ -40,7 +40,9 @@ def test_an_empty_file_has_no_names(tmp_path: Path) -> None:
 
 def test_a_name_may_be_that_of_one_of_its_own_models(tmp_path: Path) -> None:
     """A canary for clients that ask for the model."""
-    assert read(tmp_path, "names: [{name: qwen, to: {qwen: 95, next: 5}}]").exact.keys() == {"qwen"}
+    canary = "{name: qwen, to: {qwen: 95, next: 5}}"
+    assert read(tmp_path, f"names: [{canary}]").exact.keys() == {"qwen"}
+    assert read(tmp_path, f"names: [{{name: gpt, to: qwen}}, {canary}]").exact["gpt"].weights == {"qwen": 1}
 
 
 @pytest.mark.parametrize(

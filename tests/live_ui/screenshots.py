@@ -22,7 +22,7 @@ PICTURES = Path(__file__).resolve().parents[2] / ".github"
 PLAN = FleetPlan(pods=6, num_blocks=2560)
 LOAD_S, SESSIONS_PER_S = 90.0, 2.0
 DEADLINE_MS = 20_000
-WIDE, PHONE, HEIGHT, README_HEIGHT = 1280, 360, 800, 1090
+WIDE, PHONE, HEIGHT, README_HEIGHT = 1280, 360, 800, 1640
 VIEWS = ("now", "requests", "prefixes", "policies", "health")
 Picture = tuple[str, int, str]
 README: tuple[Picture, ...] = (

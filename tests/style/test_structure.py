@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROUTER = Path(__file__).parents[2] / "router"
 MAX_FUNCTION_LINES = 60
-MAX_LINES = 51_861
+MAX_LINES = 52_000
 MAX_MODULE_LINES = 700
 MAX_WIRING_LINES = 1_232
 
@@ -109,7 +109,8 @@ def test_no_module_is_longer_than_seven_hundred_lines() -> None:
 
 def test_the_house_does_not_grow() -> None:
     """Lines of all modules together. Each issue moves the limit by its budget, down or up."""
-    assert sum((ROUTER / path).read_text().count("\n") for path in modules()) <= MAX_LINES
+    lines = sum((ROUTER / path).read_text().count("\n") for path in modules())
+    assert lines <= MAX_LINES, f"router/ has {lines:,} lines: take some away, or raise MAX_LINES here and say for what"
 
 
 def test_wiring_stays_small() -> None:

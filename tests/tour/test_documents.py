@@ -15,6 +15,7 @@ import typer
 from loadtest.fleets.scenario import load_scenario
 from router.cli import _app
 from router.config.load import load, read_document
+from router.config.names_file import read_names
 from router.config.policy_files import PolicyLibrary, check
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
@@ -68,7 +69,7 @@ def test_a_script_exists_with_these_options(block: Block, words: list[str]) -> N
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml" and not block.skip], ids=ids)
 def test_a_configuration_is_valid(block: Block, tmp_path: Path) -> None:
-    """A part of router.yaml, tenants, a policy or a scenario."""
+    """A part of router.yaml, tenants, names, a policy or a scenario."""
     keys = re.findall(r"^(\w+):", block.text, re.MULTILINE)
     name = re.search(r"^name: (\w+)", block.text, re.MULTILINE)
     path = tmp_path / f"{name[1] if name else 'router'}.yaml"
@@ -79,6 +80,8 @@ def test_a_configuration_is_valid(block: Block, tmp_path: Path) -> None:
         check(PolicyLibrary(tmp_path), path.stem, CLASSES)
     elif block.text.startswith("tenants:\n"):
         assert TenantFile(path).read().by_name
+    elif "\nnames:\n" in f"\n{block.text}":
+        assert read_names(path).exact
     else:
         load(path, RouterConfig)
         assert read_document(path).data
