@@ -213,8 +213,13 @@ class Town(CoreOfPods):
             while not holds():
                 await asyncio.sleep(POLL_S)
 
+    async def returned(self) -> None:
+        """Wait until all KV that nobody reads has been given back."""
+        await self.forwarder.splits.returns.drained()
+
     async def left_alone(self) -> None:
         """Wait until no pod works for the router and no lease is left."""
+        await self.returned()
         await self.until(lambda: not any(pod.working for pod in self.made.values()))
         await self.until(lambda: not self.ledger.inflight())
 
@@ -235,6 +240,7 @@ async def town(
         try:
             yield made
         finally:
+            await made.returned()
             made.pools.close()
 
 

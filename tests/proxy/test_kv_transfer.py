@@ -401,13 +401,23 @@ async def test_a_handoff_that_is_too_old_is_never_sent(monkeypatch: pytest.Monke
 
 
 async def test_no_handoff_is_sent_twice() -> None:
-    """Neither to another candidate nor over another connection."""
+    """Neither to another candidate nor over another connection; another pod only gives its KV back."""
     async with town(p=OFFERING, d=resetting, e=ANSWERING) as pods:
         client = await pods.serve(pods.context(split(pods), Split(pods.pod("p"), pods.pod("e"))))
         assert client.status == 200
         assert len(pods.made["p"].asked) == 2
         assert ["kv_transfer_params" in asked.body for asked in pods.made["d"].asked] == [True]
-        assert len(pods.made["e"].asked) == 1
+        await pods.returned()
+        given_back = [asked.body for asked in pods.made["e"].asked if "messages" not in asked.body]
+        assert given_back == [Nixl().return_body("m", PARAMS)]
+        assert len(pods.made["e"].asked) == 2
+
+
+async def test_kv_that_was_read_is_not_given_back() -> None:
+    async with town(p=OFFERING, d=ANSWERING) as pods:
+        assert (await pods.serve(pods.context(split(pods)))).status == 200
+        await pods.returned()
+        assert len(pods.made["d"].asked) == 1
 
 
 @pytest.mark.parametrize("last", ["split", "direct"])

@@ -596,11 +596,24 @@ async def test_a_plain_chat_is_read_once_for_both_front_ends(
     assert isinstance(prompt, PromptPrefix) and prompt.read_by("rust") is prompt
 
 
-async def test_a_chat_that_one_front_end_refuses_is_read_by_the_other(tokenizer: Tokenizer) -> None:
-    """In Python, to continue a message needs `add_generation_prompt: false`."""
+@pytest.mark.parametrize(
+    ("refusing", "reading", "fields"),
+    [("", "rust", {"chat_template_kwargs": {"chat_template": "x"}}), ("rust", "", {"tools": []})],
+    ids=["a template, which Rust ignores", "no tools, which Python ignores"],
+)
+async def test_a_chat_that_one_front_end_refuses_is_read_by_the_other(
+    tokenizer: Tokenizer, refusing: str, reading: str, fields: dict[str, Any]
+) -> None:
+    prompt = await mixed(tokenizer).read(said({"role": "user", "content": "x"}, **fields))
+    assert isinstance(prompt, PromptPrefix)
+    assert prompt.read_by(refusing) is None and prompt.read_by(reading) is prompt
+
+
+async def test_a_continued_message_is_read_alike_for_both_front_ends(tokenizer: Tokenizer) -> None:
+    """That in Python wants `add_generation_prompt: false` too, which only its pods say (`engines/lacks.py`)."""
     prompt = await mixed(tokenizer).read(said({"role": "assistant", "content": "x"}, continue_final_message=True))
     assert isinstance(prompt, PromptPrefix)
-    assert prompt.read_by("") is None and prompt.read_by("rust") is prompt
+    assert prompt.read_by("") is prompt and prompt.read_by("rust") is prompt
 
 
 async def test_a_chat_that_all_front_ends_refuse_is_refused(tokenizer: Tokenizer) -> None:

@@ -370,6 +370,15 @@ async def test_closing_a_reply_twice_returns_its_connection_once() -> None:
             each.close()
 
 
+async def test_a_connection_is_closed_that_is_given_back_after_its_pod_is_removed() -> None:
+    async with serving(answering(OK)) as (pod, pool):
+        reply = await pool.exchange(message(pool))
+        pool.close()
+        assert await body_of(reply) == b"ok"
+        reply.close()
+        await pod.wait_for_ends(1)
+
+
 async def test_bytes_after_a_response_end_the_connection() -> None:
     """In the same packet or later."""
     forged = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nforged"

@@ -42,6 +42,11 @@ class KvReturns:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    async def drained(self) -> None:
+        """Wait until all have ended, each within `RETURN_TIMEOUT_S`."""
+        while self._running:
+            await asyncio.wait(self._running)
+
     async def _post(self, peer: Pod, body: bytes) -> None:
         pool = self._sender.pool(peer)
         with suppress(UpstreamError):

@@ -95,6 +95,8 @@ class SplitAttempt:
     reply: Reply | None = None
     """The decode pod's response, owned here until `open` returns it: the task that received it may be done when its
     request is cancelled."""
+    is_over: bool = False
+    """No response of the decode pod is wanted any more."""
     result: str = "ok"
     unread: Handoff | None = None
     """The handoff while no decode pod has read its KV, which the prefill pod holds until then."""
@@ -149,7 +151,17 @@ class SplitAttempt:
             reader.feed(prefill.result().body)
             self.context.handed_over_cached_tokens = reader.cached_tokens
 
+    def received(self, reply: Reply) -> Reply:
+        """The decode pod's response. Raises `CancelledError` where it came after `close_reply`: a cancelled task may
+        still run until its next wait."""
+        self.reply = reply
+        if self.is_over:
+            reply.close()
+            raise asyncio.CancelledError
+        return reply
+
     def close_reply(self) -> None:
+        self.is_over = True
         if self.reply is not None:
             self.reply.close()
 
@@ -172,7 +184,7 @@ class SplitExecutor:
         self._metrics = metrics
         self._calibrator = state.calibrator
         self._turns = FairTurns()
-        self._returns = KvReturns(sender)
+        self.returns = KvReturns(sender)
         self._warned: set[tuple[str, PodId]] = set()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
@@ -356,12 +368,12 @@ class SplitExecutor:
         ]
         if able:
             peer = next((pod for pod in able if pod.id == pair.decode.id), able[0])
-            self._returns.give_back(pair.prefill, peer, handoff.params)
+            self.returns.give_back(pair.prefill, peer, handoff.params)
 
     def _return_offer(self, pair: Pair, params: Opaque) -> None:
         """The decode pod holds the KV of its answer for a next turn. The prefill pod releases it."""
         self._warn(pair.decode, OFFERS)
-        self._returns.give_back(pair.decode, pair.prefill, params)
+        self.returns.give_back(pair.decode, pair.prefill, params)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:
         """The client's response, which the one token of the prefill response completed."""
@@ -387,7 +399,7 @@ class SplitExecutor:
         body = partial(attempt.decode_body, offered, self._fleet, edited)
 
         async def begin() -> tuple[Reply, bytes]:
-            attempt.reply = reply = await self._sender.send_once(head, pod, body, "decode")
+            reply = attempt.received(await self._sender.send_once(head, pod, body, "decode"))
             return reply, await self._first_piece(attempt, reply)
 
         # A response that is not streamed begins when it is complete, however long it is.

@@ -106,6 +106,7 @@ class UpstreamPool:
         self._socket = socket
         self._tls = tls_of(served.tls if served else tls) if parts.scheme == "https" else None
         self._idle: deque[Connection] = deque()
+        self._closed = False
 
     @property
     def credentials(self) -> HeaderList:
@@ -224,7 +225,7 @@ class UpstreamPool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep the connection for the next exchange, or close it where its response was not read to the end."""
-        if not connection.reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
+        if self._closed or not connection.reusable or len(self._idle) >= MAX_IDLE_CONNECTIONS:
             connection.close()
             return
         connection.idle_since_s = time.monotonic()
@@ -237,7 +238,8 @@ class UpstreamPool:
             self._idle.popleft().close()
 
     def close(self) -> None:
-        """Close idle connections; the owners of running exchanges close theirs."""
+        """Close idle connections; those of running exchanges are closed when they are given back."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
 
