@@ -16,7 +16,7 @@ import msgspec
 from router.engines.handoff.bodies import Opaque
 from router.guards import Bound
 
-MAX_HELD_BYTES = 1024 * 1024
+MAX_HELD_BYTES = 128 * 1024
 """A longer response without lines is sent, except for its last bytes, in which parameters may be incomplete."""
 OFFER = Bound("offered transfer parameters", 64 * 1024, 4000, b":")
 _KEY = b'"kv_transfer_params"'
@@ -29,9 +29,8 @@ def _object(levels: int) -> bytes:
     return rb'\{(?:[^{}"]++|' + _STRING + inner + rb")*+\}"
 
 
-_FIELD = re.compile(
-    rb"(,?)\s*" + _KEY + rb"\s*:\s*(" + _object(4) + rb"|" + _STRING + rb'|[^,{}"\s]++)(\s*,)?', re.DOTALL
-)
+_FIELD = re.compile(_KEY + rb"\s*+:\s*+(" + _object(4) + rb"|" + _STRING + rb'|[^,{}"\s]++)(\s*+,)?', re.DOTALL)
+"""Begins with a literal: a pattern that begins with white space takes quadratic time where there is much of it."""
 _OPAQUE = msgspec.json.Decoder(Opaque)
 
 Offered: TypeAlias = Callable[[Opaque], object]
@@ -45,13 +44,15 @@ def _ignore(_: Opaque) -> None:
 def without_offers(text: bytes, offered: Offered = _ignore) -> bytes:
     """JSON, or events with JSON, without its transfer parameters at any depth; no other byte changes. The key cannot be
     in a text: there its quotes are escaped."""
-
-    def removed(field: re.Match[bytes]) -> bytes:
-        if field[2].startswith(b"{") and (offer := _decoded(field[2])):
+    kept, end = list[bytes](), 0
+    for field in _FIELD.finditer(text) if _KEY in text else ():
+        before, end = text[end : field.start()], field.end()
+        if (shorter := before.rstrip()).endswith(b","):
+            before = shorter if field[2] else shorter[:-1]
+        kept.append(before)
+        if field[1].startswith(b"{") and (offer := _decoded(field[1])):
             offered(offer)
-        return b"," if field[1] and field[3] else b""
-
-    return _FIELD.sub(removed, text) if _KEY in text else text
+    return b"".join((*kept, text[end:])) if end else text
 
 
 def _decoded(offer: bytes) -> Opaque | None:

@@ -90,3 +90,10 @@ def test_a_long_response_is_sent_before_it_is_complete(monkeypatch: pytest.Monke
 
 def test_an_offer_that_is_too_large_is_removed_but_not_used() -> None:
     assert shown(json.dumps({FIELD: {"x": "y" * OFFER.max_bytes}, "n": 1}).encode()) == (b'{ "n": 1}', [])
+
+
+def test_white_space_around_parameters_costs_no_more_than_other_bytes() -> None:
+    """Quadratic time would be hours here."""
+    space = b" " * 1_000_000
+    assert without_offers(b'{"kv_transfer_params":1,"a":' + space + b"1}") == b'{"a":' + space + b"1}"
+    assert without_offers(b'{"a":1,' + space + b'"kv_transfer_params"' + space + b":" + space + b"null}") == b'{"a":1}'
