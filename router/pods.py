@@ -121,6 +121,8 @@ class Pod:
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
     refuses_usage: bool = False
     """Whether it has refused the usage of a stream, which the router asks for."""
+    is_asleep: bool = False
+    """Whether its engine sleeps: it serves nobody, and its cache is empty."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

@@ -50,6 +50,7 @@ _UNTESTED: Mapping[str, Any] = {
     "continues": frozenset(),
     "lacks": frozenset(),
     "refuses_usage": False,
+    "is_asleep": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

@@ -40,6 +40,9 @@ class HeldRequests:
     _starts_s: dict[str, float] = field(default_factory=dict)
     """How long the last start of a pod took, by model. All models are those of files, never of clients alone."""
 
+    def waiting(self, model: str) -> int:
+        return self._counts[model]
+
     def unserved(self, request: InferenceRequest) -> NoReadyPod | None:
         """Why a request should wait although pods have its model: none of them is ready, and none of its fallbacks."""
         model = request.adapter or request.model
