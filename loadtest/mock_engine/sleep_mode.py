@@ -23,7 +23,7 @@ STATES = {1: "weights_offloaded", 2: "discard_all"}
 class SleepMode:
     """`wake_s`: how long it takes to get the weights back, of either level."""
 
-    def __init__(self, wake_s: float, clear_cache: Callable[[], None]) -> None:
+    def __init__(self, wake_s: float, clear_cache: Callable[[], object]) -> None:
         self._wake_s = wake_s
         self._clear_cache = clear_cache
         self._is_paused = False

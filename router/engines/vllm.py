@@ -171,7 +171,7 @@ class Vllm(EngineAdapter):
         return b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, pod.max_model_len_tokens), b'],"token_strs":null}'
 
 
-_LOADING_WAKE = (
+_LOADING_WAKE: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("/wake_up?tags=weights", {}),
     ("/collective_rpc", {"method": "reload_weights"}),
     ("/wake_up?tags=kv_cache", {}),
