@@ -119,8 +119,6 @@ class Pod:
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
     lacks: frozenset[str] = frozenset()
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
-    refuses_usage: bool = False
-    """Whether it has refused the usage of a stream, which the router asks for."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

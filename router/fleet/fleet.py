@@ -49,7 +49,6 @@ _UNTESTED: Mapping[str, Any] = {
     "misreads": frozenset(),
     "continues": frozenset(),
     "lacks": frozenset(),
-    "refuses_usage": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

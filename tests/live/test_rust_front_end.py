@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -89,7 +90,10 @@ def _folder(name: str, tmp_path: Path) -> Path:
         return HOME / "model" / ("tiny-llama" if name == "deepseek" else "tiny-qwen3")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).symlink_to(HOME / "tokenizer" / name / file)
-    (tmp_path / "config.json").symlink_to(HOME / "model" / "tiny-llama" / "config.json")
+    config = json.loads((HOME / "model" / "tiny-llama" / "config.json").read_text())
+    if name == "deepseek_v3":  # without its type, transformers makes another tokenizer of its files
+        config = {"model_type": name, "architectures": ["DeepseekV3ForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
 
