@@ -245,12 +245,15 @@ def _assistant_fields(message: Mapping[str, Any], where: str) -> ChatMessage:
         if characters > MAX_ARGUMENTS_CHARACTERS:
             raise Unrenderable(UnreadReason.TOO_LONG, f"{where} has a tool call of {characters} characters")
         fields["tool_calls"] = [normal_tool_call(call, f"{where}.tool_calls") for call in calls]
-    reasoning = message.get("reasoning")
-    if reasoning is None:
-        reasoning = message.get("reasoning_content")
-    if reasoning is not None:
+    if (reasoning := reasoning_of(message)) is not None:
         fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return fields
+
+
+def reasoning_of(message: Mapping[str, Any]) -> Any:
+    """An assistant's reasoning, which has two names."""
+    found = message.get("reasoning")
+    return message.get("reasoning_content") if found is None else found
 
 
 def _as_system(message: ChatMessage) -> ChatMessage:
