@@ -38,6 +38,7 @@ UNREPORTED: Mapping[str, Any] = {
     "version": "",
     "front_end": "",
     "weights": "",
+    "load_endpoint": "",
 }
 """What pods report of themselves, and what is known before."""
 

@@ -40,7 +40,7 @@ _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed",
 """Fields of content parts that are rewritten or dropped; all others reach the template."""
 
 _ANY = msgspec.json.Decoder(float_hook=short_float)
-_PLAIN_FIELDS = {"role", "content"}
+_PLAIN_FIELDS = ["role", "content"]
 _PLAIN_ROLES = ("system", "user", "assistant")
 MAX_ARGUMENTS_CHARACTERS = 256 * 1024
 """Maximum length of a tool call. Twice as many would hold the interpreter for 20 ms, in any thread."""
@@ -157,7 +157,7 @@ def _message(message: Any, content_format: ContentFormat, number: int) -> ChatMe
 
 def _is_plain(message: Any) -> bool:
     """Whether a message has only a plain role and text, as most have; it needs no rewriting."""
-    if type(message) is not dict or message.keys() != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
+    if type(message) is not dict or [*message] != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
         return False
     content = message["content"]
     return isinstance(content, str) and not content.startswith(BILLING_HEADER)

@@ -51,7 +51,7 @@ TEMPLATES = {
         "{% if m.reasoning_content %}~{{ m.reasoning }}{% endif %}{% for c in m.tool_calls or [] %}"
         "{% if c.function.arguments is mapping %}{% for k, v in c.function.arguments.items() %}"
         "{{ k }}={{ v if v is string else v | tojson }};{% endfor %}{% endif %}{% endfor %}{% endfor %}"
-        "{% if tools is not none %}{{ tools | tojson(indent=2) }}{% endif %}{{ add_generation_prompt }}"
+        "{% if tools is defined and tools %}{{ tools | tojson(indent=2) }}{% endif %}{{ add_generation_prompt }}"
     ),
     "dump": (
         "{{ messages }}{{ messages | tojson }}{{ tools is defined }}{{ tools }}{{ x }}{{ documents }}"
