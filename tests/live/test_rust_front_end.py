@@ -92,7 +92,7 @@ def _folder(name: str, tmp_path: Path) -> Path:
         (tmp_path / file).symlink_to(HOME / "tokenizer" / name / file)
     config = json.loads((HOME / "model" / "tiny-llama" / "config.json").read_text())
     if name == "deepseek_v3":  # without its type, transformers makes another tokenizer of its files
-        config = {"model_type": name, "architectures": ["DeepseekV3ForCausalLM"]}
+        config = {"model_type": name, "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
