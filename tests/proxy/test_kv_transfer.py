@@ -18,6 +18,7 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import RouterError, UpstreamBroken, UpstreamTimeout
+from router.fleet.fleet import PodEvent
 from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
 from router.request.fleet_state import Clock
@@ -501,7 +502,7 @@ async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_response() -
 
 @pytest.fixture
 def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Legs are timed by the event loop."""
+    """The event loop times each leg."""
     clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
     monkeypatch.setattr(kv_transfer, "time", clock)
 
@@ -528,6 +529,22 @@ async def test_a_decode_leg_that_hangs_is_tried_elsewhere(dialect: str) -> None:
         await pods.left_alone()
         given_back = [asked.body for asked in pods.made["e"].asked if "messages" not in asked.body]
         assert given_back == ([Nixl().return_body("m", PARAMS)] if dialect == "nixl" else [])
+
+
+async def test_an_unstreamed_decode_leg_fails_with_its_prefill_pod() -> None:
+    """Nobody knows how long its response takes; but without the prefill pod, its KV does not come."""
+
+    async def waiting(asked: Asked) -> None:
+        if "kv_transfer_params" in asked.body:
+            pods.fleet.event("p", PodEvent.EJECT)
+            await asked.hung_up()
+        await ANSWERING(asked)
+
+    async with town(p=OFFERING, d=waiting) as pods:
+        client = await pods.serve(pods.context(split(pods), direct(pods)))
+        assert client.status == 200 and [asked.body for asked in pods.made["d"].asked][1:] == [CHAT]
+        assert (pods.failures("d"), pods.handoffs("prefill_failed")) == (0, 1)
+        await pods.left_alone()
 
 
 @pytest.mark.usefixtures("virtual_clock")

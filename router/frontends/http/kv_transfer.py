@@ -55,7 +55,7 @@ T = TypeVar("T")
 PREFILL_GRACE_S = 0.5
 """The decode response waits at most this long for the cached-token count of the prefill response."""
 MAX_TRANSFER_S = 20.0
-"""Where both requests are sent at once, the prefill pod is watched for this long after its response."""
+"""Where no first token shows that the decode pod has the KV, the prefill pod is watched for this long."""
 WATCH_INTERVAL_S = 0.25
 PREFILL_LIMIT_S, DECODE_LIMIT_S = 2.0, 5.0
 """Before these times no leg hangs, however little was expected: the first transfer between two pods takes seconds."""
@@ -350,13 +350,13 @@ class SplitExecutor:
         finally:
             decode.cancel()
 
-    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[HandoffReply]) -> None:
-        """Raise `UpstreamBroken` if the prefill pod dies before `decode` is done: its KV is lost, and engines wait for
-        it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
+    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[Any]) -> None:
+        """Raise `UpstreamBroken` if the prefill pod dies, or is ejected, before `decode` is done: its KV is lost, and
+        engines wait for it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
         pod, until_s = attempt.pair.prefill, time.monotonic() + MAX_TRANSFER_S
         while not decode.done() and time.monotonic() < until_s:
             await asyncio.wait((decode,), timeout=WATCH_INTERVAL_S)
-            if not decode.done() and not still_has_kv(self._fleet, pod):
+            if not decode.done() and attempt.result == "ok" and not still_has_kv(self._fleet, pod):
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
 
@@ -392,7 +392,7 @@ class SplitExecutor:
             peer = next((pod for pod in able if pod.id == pair.decode.id), able[0])
             self.returns.give_back(pair.prefill, peer, handoff.params)
 
-    def _return_offer(self, pair: Pair, params: Opaque) -> None:
+    def return_offer(self, pair: Pair, params: Opaque) -> None:
         """The decode pod holds the KV of its answer for a next turn. The prefill pod releases it."""
         self._warn(pair.decode, OFFERS)
         self.returns.give_back(pair.decode, pair.prefill, params)
@@ -424,10 +424,12 @@ class SplitExecutor:
             reply = attempt.received(await self._sender.send_once(head, pod, body, "decode"))
             return reply, await self._first_piece(attempt, reply)
 
-        # A response that is not streamed begins when it is complete, however long it is.
+        # A response that is not streamed begins when it is complete, however long it is: its leg has no limit.
         is_streamed = attempt.context.request.stream
         leg = asyncio.ensure_future(begin())
         try:
+            if not is_streamed:
+                await self._watch_prefill_pod(attempt, leg)
             reply, first = await (self._limited(attempt, pod, DECODE_LIMIT_S, leg, prefill) if is_streamed else leg)
         finally:
             leg.cancel()
@@ -435,7 +437,7 @@ class SplitExecutor:
             await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
         if attempt.dialect.order is Order.TOGETHER:
             attempt.count_cached_tokens(prefill)
-        return_offer = partial(self._return_offer, attempt.pair)
+        return_offer = partial(self.return_offer, attempt.pair)
         return HandoffReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel, return_offer)
 
     async def _first_piece(self, attempt: SplitAttempt, reply: Reply) -> bytes:
