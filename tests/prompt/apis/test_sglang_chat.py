@@ -33,11 +33,9 @@ def part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def rendered(
-    tokenizer: Tokenizer, template: str, *messages: Any, by: type[SglangChat] = SglangChat, **fields: Any
-) -> str:
+def rendered(tokenizer: Tokenizer, template: str, *messages: Any, **fields: Any) -> str:
     found = ChatTemplate(tokenizer, template)
-    return found.render(by(found).template_body({"messages": list(messages), **fields}))
+    return found.render(SglangChat(found).template_body({"messages": list(messages), **fields}))
 
 
 def tools_of(tokenizer: Tokenizer, **fields: Any) -> Any:
@@ -158,7 +156,8 @@ def test_chats_that_are_continued_have_the_tokens_of_whole_ones(
 
 
 def in_rust(tokenizer: Tokenizer, template: str, *messages: Any) -> str:
-    return rendered(tokenizer, template, *messages, by=SglangRustChat)
+    found = ChatTemplate(tokenizer, template)
+    return found.render(SglangRustChat(found).template_body({"messages": list(messages)}))
 
 
 def test_the_server_in_rust_joins_parts_by_lines(deepseek: Tokenizer) -> None:
