@@ -109,6 +109,7 @@ class Vllm(EngineAdapter):
         Endpoint.RESPONSES: VllmResponses,
     }
     front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: VllmRustChat}}
+    rust_lacks = RUST_LACKS
 
     identify_picture = staticmethod(identify)
 
@@ -156,9 +157,6 @@ class Vllm(EngineAdapter):
         if "discard_all" in states:
             return _LOADING_WAKE
         return (("/wake_up", {}),) if "weights_offloaded" in states else ()
-
-    def may_lack(self, pod: Pod) -> Sequence[str]:
-        return RUST_LACKS if pod.front_end == "rust" else ()
 
     def continues(self, pod: Pod) -> frozenset[Endpoint]:
         if not takes_prompt_tokens(pod):

@@ -26,7 +26,7 @@ LOOK_S, MAX_PAUSE_S = 0.5, 60.0
 FIRST_S = 10.0
 """What a wake-up is assumed to take before the first one of the model."""
 TIMEOUT_S = 300.0
-"""Of each call, and of the time after the last one until the pod is ready: weights may be loaded from a disk."""
+"""Limit of each call, and of the time from the last one until the pod is ready: weights may come from a disk."""
 METRICS_TIMEOUT_S = 5.0
 
 log = structlog.get_logger()

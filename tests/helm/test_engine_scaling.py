@@ -251,7 +251,7 @@ def scraped(metric: str, router: str, **labels: str) -> str:
 @needs_promtool
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_prometheus_computes_what_starts_and_stops_the_first_pod(case: Case, tmp_path: Path) -> None:
-    """Of one router or several. What waits for an adapter counts, other models and releases do not."""
+    """What waits for an adapter at any router counts; other models and releases do not."""
 
     pool = {"pool": "chat", "model": "qwen2.5-7b"}
     found: dict[str, float] = {scraped("up", router): one for router, one in case.up.items()}
