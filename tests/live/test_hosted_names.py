@@ -32,7 +32,7 @@ HI: list[Any] = [{"role": "user", "content": "What is the weather in Oslo?"}]
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveFleet]:
     folder = tmp_path_factory.mktemp("names")
     (folder / "names.yaml").write_text(NAMES)
-    flags = (*AGENT_FLAGS, "--max-model-len", "40960", "--override-generation-config", SHORT)
+    flags = (*AGENT_FLAGS, "--max-model-len", "32768", "--override-generation-config", SHORT)
     start, config = partial(start_vllm, model_dir=MODEL, extra_args=flags), {"names": str(folder / "names.yaml")}
     with live_fleet(
         "names", folder, MODEL, start, endpoints=["/v1/messages", "/v1/responses"], config=config
@@ -45,7 +45,7 @@ def urls_of(fleet: LiveFleet) -> RouterUrls:
 
 
 async def chat_text(client: openai.AsyncOpenAI, model: str) -> str:
-    """Of a stream, which the unstreamed answer equals."""
+    """Returns the text of a stream, which the unstreamed answer equals."""
     fields: dict[str, Any] = {"model": model, "messages": HI, "max_tokens": 12, "temperature": 0}
     whole = await client.chat.completions.create(**fields)
     parts = [one async for one in await client.chat.completions.create(**fields, stream=True)]
