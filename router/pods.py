@@ -119,6 +119,8 @@ class Pod:
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
     lacks: frozenset[str] = frozenset()
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
+    keeps_answers: bool | None = None
+    """Of a decode pod, whether a prefill pod has found its answers, or by its configuration would; None: unknown."""
     refuses_usage: bool = False
     """Whether it has refused the usage of a stream, which the router asks for."""
     uid: str = ""

@@ -49,6 +49,7 @@ _UNTESTED: Mapping[str, Any] = {
     "misreads": frozenset(),
     "continues": frozenset(),
     "lacks": frozenset(),
+    "keeps_answers": None,
     "refuses_usage": False,
 }
 """What tests show of a pod, before the first one of its life."""

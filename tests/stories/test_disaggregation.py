@@ -19,6 +19,7 @@ from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
 from router.config.schema import LinkFigures, LinksConfig, ModelConfig, RouterConfig
 from router.engines.engine_catalog import DIALECTS
+from router.feeds import answers_test
 from router.fleet.breaker import Probes
 from router.frontends.http import kv_transfer
 from router.prompt.tokenizer import Tokenizer
@@ -311,6 +312,37 @@ async def test_kv_of_a_client_that_leaves_between_the_legs_is_given_back(open_pa
         await asyncio.wait([asking])
         await pair.until(lambda: not pair.prefill.pinned_requests)
         assert pair.handoffs("client_gone") == 1
+
+
+@pytest.mark.parametrize(
+    ("dialect", "keeps", "setting"),
+    [
+        ("shared_store", True, ""),
+        ("shared_store", False, "save_decode_cache: true"),
+        ("p2p", True, ""),
+        ("p2p", False, "offload_prompt_only: false"),
+        ("nixl", False, "a store or tier that holds answers"),
+    ],
+)
+async def test_what_keeps_the_next_turn_from_the_last_answer_is_named_with_its_worth(
+    open_pair: OpenPair, monkeypatch: pytest.MonkeyPatch, dialect: str, keeps: bool, setting: str
+) -> None:
+    """The decode pod is tested without traffic. The worth is known once a prefill pod has computed an answer again."""
+    monkeypatch.setattr(answers_test, "SAVED_S", 0.0)
+    pulls = dialect if dialect == "p2p" else ""
+    async with open_pair(dialect, pulls=pulls, handoff={"keeps_answers": keeps}) as pair:
+        await pair.until(lambda: pair.pod_of(pair.decode).keeps_answers is not None)
+        assert pair.pod_of(pair.decode).keeps_answers is keeps
+        chat = opening("fells")
+        first = await pair.chat(chat, max_tokens=128, ignore_eos=True)
+        await pair.apply_events()
+        asked = {"role": "user", "content": "And behind them?"}
+        answer = await pair.chat([*chat, {"role": "assistant", "content": said(first)}, asked])
+        found = usage_of(answer)["prompt_tokens_details"]["cached_tokens"]
+        assert (found > usage_of(first)["prompt_tokens"]) is keeps
+        said_of = {one["role"]: one["answers"] for one in await pair.pods()}
+        assert (said_of["prefill"], bool(said_of["decode"])) == ("", not keeps)
+        assert setting in said_of["decode"] and ("% of" in said_of["decode"]) is not keeps
 
 
 async def test_the_prefill_pod_of_a_split_pulls_the_last_answer(open_pair: OpenPair) -> None:
