@@ -117,6 +117,7 @@ class RequestContext(msgspec.Struct, eq=False):
         self.request, self.reader = request, ResponseReader(self.reader.format)
         self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
         self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
+        self.compared = ()
         self._split_refusal = None
 
     def ask_no_usage(self) -> None:
