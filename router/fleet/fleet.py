@@ -38,6 +38,7 @@ UNREPORTED: Mapping[str, Any] = {
     "version": "",
     "front_end": "",
     "weights": "",
+    "load_endpoint": "",
 }
 """What pods report of themselves, and what is known before."""
 
@@ -50,7 +51,6 @@ _UNTESTED: Mapping[str, Any] = {
     "continues": frozenset(),
     "lacks": frozenset(),
     "keeps_answers": None,
-    "refuses_usage": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

@@ -75,7 +75,6 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "answers": missing_answers(
                 pod, *(splits.get((pod.base_model, pod.handoff, one), 0.0) for one in _OF_SPLITS)
             ),
-            "refuses_usage": pod.refuses_usage,
             "kv_events": kv_events_state(pod.id, store, kv_streams),
             "hits": store.cache_of(pod.id).hits,
             "models": pod.models,
