@@ -122,7 +122,7 @@ class Pod:
     lacks: frozenset[str] = frozenset()
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
     keeps_answers: bool | None = None
-    """Of a decode pod, whether a prefill pod has found its answers, or by its configuration would; None: unknown."""
+    """Whether prefill pods find the answers of this decode pod, by a test or its configuration; None: unknown."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

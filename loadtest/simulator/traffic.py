@@ -98,10 +98,10 @@ def with_answers(requests: Sequence[TrafficRequest], block_size_tokens: int) -> 
         blocks = request.blocks[: request.prompt_tokens // block_size_tokens]
         for block in blocks:
             if (turn := awaited.get(block)) is not None:
-                told_tokens = requests[turn].prompt_tokens + requests[turn].output_tokens
-                if told_tokens <= request.prompt_tokens:
+                end_tokens = requests[turn].prompt_tokens + requests[turn].output_tokens
+                if end_tokens <= request.prompt_tokens:
                     whole = requests[turn].prompt_tokens // block_size_tokens
-                    answers[turn] = blocks[whole : (told_tokens - 1) // block_size_tokens]
+                    answers[turn] = blocks[whole : (end_tokens - 1) // block_size_tokens]
                     del awaited[block]
         if len(blocks) and blocks[-1] not in seen:
             awaited[blocks[-1]] = number

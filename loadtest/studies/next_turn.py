@@ -48,7 +48,7 @@ from router.types import Pod, Role
 
 CHAT, AGENTS, PUBLISHED = "chat", "agents", "published"
 MAX_PROMPT_TOKENS = 131_072
-"""Of the model: a session ends in front of the first prompt that is longer."""
+"""The context of the model: a session ends in front of the first prompt that is longer."""
 STORE_TOKENS = 24_000_000
 """7.9 TB, 1 TB of memory for each pod."""
 CONDITIONS = Conditions(overhead_ms=20.0)
@@ -117,7 +117,7 @@ class Found:
 
 
 class PullsByRule(World):
-    """Every split pulls from the pod that holds most, whatever it costs, and is priced without."""
+    """Every split pulls from the pod that holds most, at any cost, and is priced without."""
 
     def _send_in(self, turn: SessionTurn, candidate: Candidate) -> None:
         if isinstance(candidate.plan, Split):
@@ -189,8 +189,8 @@ def traffic_of(recorded: Recorded, play: Play) -> Traffic:
         )
         sessions = list(trace.sessions)
         answered = with_answers([one.requests[0] for one in sessions], trace.block_size_tokens)
-        told = [replace(one, requests=(request,)) for one, request in zip(sessions, answered, strict=True)]
-        return replace(trace, sessions=told)
+        repeated = [replace(one, requests=(request,)) for one, request in zip(sessions, answered, strict=True)]
+        return replace(trace, sessions=repeated)
     if play.traffic == PUBLISHED:
         return published_traffic(play.seed)
     traffic = agent_traffic(_sessions(recorded.data), speedup=play.load, seed=play.seed, duration_s=recorded.agents_s)
@@ -212,9 +212,9 @@ def published_traffic(seed: int) -> Traffic:
         requests = []
         for turn in range(10):
             prompt_tokens = 12_000 + turn * 1_200
-            told = (prompt_tokens + 1_000 - 1) // size
+            end = (prompt_tokens + 1_000 - 1) // size
             whole = prompt_tokens // size
-            requests.append(TrafficRequest(prompt_tokens, 1_000, blocks[:told], whole, random.uniform(2, 8)))
+            requests.append(TrafficRequest(prompt_tokens, 1_000, blocks[:end], whole, random.uniform(2, 8)))
         sessions.append(Session(user * 10.0, tuple(requests), "chat"))
     return Traffic(size, sessions)
 

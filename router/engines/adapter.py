@@ -75,7 +75,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Block size of its prefix cache and its KV events."""
     capacity_tokens: int | None = None
     keeps_answers: bool | None = None
-    """Of a decode pod, whether it saves its answers where prefill pods find them; None where it does not say."""
+    """Whether prefill pods find the answers of this decode pod; None where it does not say."""
     load_endpoint: str = ""
     """The ZMQ address where it publishes its load; empty where it does not."""
     kv_events: KvEventSource | None = None

@@ -81,8 +81,8 @@ class AnswersTest:
         common = {"model": pod.base_model, "temperature": 0}
         text, timeout_s = f"{uuid.uuid4().hex} {WORDS}", self.timing.answer_timeout_s
         asked = {**common, "prompt": text, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "return_token_ids": True}
-        told = await self.post(pod, Endpoint.COMPLETIONS.value, asked, timeout_s)
-        prompt, answer = prompt_token_ids(told), answer_token_ids(told)
+        answered = await self.post(pod, Endpoint.COMPLETIONS.value, asked, timeout_s)
+        prompt, answer = prompt_token_ids(answered), answer_token_ids(answered)
         if not prompt or not answer:
             return None
         await asyncio.sleep(SAVED_S)

@@ -40,8 +40,8 @@ class AnsweringWorld:
         ]
         self.fleet = fleet_of(*pods)
         self.test = AnswersTest(self.fleet, network.post, SelfTestTiming(retest_s=0.001))
-        told = {"choices": [{"prompt_token_ids": PROMPT, "token_ids": ANSWER}]}
-        network["decode"].answers[PATH] = json.dumps(told).encode()
+        answer = {"choices": [{"prompt_token_ids": PROMPT, "token_ids": ANSWER}]}
+        network["decode"].answers[PATH] = json.dumps(answer).encode()
         network["prefill"].answers[PATH] = self._read
         self.decoding = network["decode"]
 
