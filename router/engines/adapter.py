@@ -111,7 +111,7 @@ class _Tokens(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     prompt_token_ids: list[_Token] | None = None
-    token_ids: list[_Token] = []
+    token_ids: list[_Token] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -313,7 +313,7 @@ def prompt_token_ids(response: bytes) -> list[int] | None:
 def answer_token_ids(response: bytes) -> list[int]:
     """The tokens of the first answer in the response to a probe; none where it has no ids."""
     found = decode(response, _Generated, PROBE_ANSWER)
-    return found.choices[0].token_ids if found and found.choices else []
+    return found.choices[0].token_ids or [] if found and found.choices else []
 
 
 def prompt_token_count(response: bytes) -> int | None:
