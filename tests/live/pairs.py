@@ -169,6 +169,13 @@ def _lmcache(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
 
 @contextmanager
 def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+    with mooncake_store(folder) as (_, *halves):
+        yield halves[0], halves[1]
+
+
+@contextmanager
+def mooncake_store(folder: Path, *, saves_answers: bool = False) -> Iterator[tuple[str, PodOptions, PodOptions]]:
+    """The URL of the store's master, and both pods' options."""
     rpc_port, metadata_port = free_port(), free_port()
     file = folder / "mooncake.json"
     store = {
@@ -185,7 +192,7 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
 
     def half() -> PodOptions:
         # two pods on a host would share the socket for store lookups, and hang with its owner
-        extra = {"load_async": True, "lookup_rpc_port": free_port()}
+        extra = {"load_async": True, "lookup_rpc_port": free_port(), "save_decode_cache": saves_answers}
         transfer = {
             "kv_connector": "MooncakeStoreConnector",
             "kv_role": "kv_both",
@@ -196,8 +203,8 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
         return PodOptions(transfer, environment)
 
     # engines on a busy machine pause for seconds and read slowly
-    with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000):
-        yield half(), half()
+    with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000) as url:
+        yield url, half(), half()
 
 
 CONNECTORS: Mapping[str, Connector] = {
@@ -226,12 +233,12 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
         halves = stack.enter_context(kind.options(folder))
         starts = [
-            partial(_start, f"{connector}-{role}", half)
+            partial(start_half, f"{connector}-{role}", half)
             for role, half in zip(("prefill", "decode"), halves, strict=True)
         ]
         prefill, decode = stack.enter_context(started_together(starts))
         relay = stack.enter_context(Relay(prefill).running())
-        urls = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
+        urls = stack.enter_context(router(folder, split_config(kind.dialect, relay.url, decode.url)))
         _await_end_of_tests(decode.url)
         yield Pair(connector, relay, decode, urls.public, urls.admin)
 
@@ -247,7 +254,7 @@ def _await_end_of_tests(url: str) -> None:
     assert quiet == QUIET_POLLS, f"{url} gets prompts that nobody sent"
 
 
-def _start(name: str, half: PodOptions) -> EngineProcess:
+def start_half(name: str, half: PodOptions) -> EngineProcess:
     """LMCache loads the installed Mooncake as well."""
     return start_vllm(
         name,
@@ -260,7 +267,7 @@ def _start(name: str, half: PodOptions) -> EngineProcess:
     )
 
 
-def _config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
+def split_config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
     """The decode pod's prior has slow prefills, so that a split always pays; a dead pod is ejected late, so that
     requests reach it."""
 
