@@ -123,6 +123,8 @@ class Pod:
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
     keeps_answers: bool | None = None
     """Whether prefill pods find the answers of this decode pod, by a test or its configuration; None: unknown."""
+    is_asleep: bool = False
+    """Whether its engine sleeps: it serves nobody, and its cache is empty."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

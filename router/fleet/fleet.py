@@ -51,6 +51,7 @@ _UNTESTED: Mapping[str, Any] = {
     "continues": frozenset(),
     "lacks": frozenset(),
     "keeps_answers": None,
+    "is_asleep": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

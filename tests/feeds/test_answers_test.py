@@ -48,7 +48,8 @@ class AnsweringWorld:
     def _read(self, request: httpx.Request) -> bytes:
         self.asked.append(json.loads(request.content))
         details = {} if self.cached is None else {"prompt_tokens_details": {"cached_tokens": self.cached}}
-        return json.dumps({"choices": [], "usage": {"prompt_tokens": 1, **details}}).encode()
+        choice = {"text": "", "prompt_token_ids": None, "token_ids": None}  # as vLLM without `return_token_ids`
+        return json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1, **details}}).encode()
 
     def pod(self, role: Role) -> Pod:
         return next(status.pod for status in self.fleet.snapshot.pods if status.pod.role is role)
