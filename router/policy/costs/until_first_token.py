@@ -161,10 +161,10 @@ class HandoffTerm(CostTerm):
         T_x = handoff t0 + kv_bytes_per_token * handoff tokens / handoff B * (1 + handoff concurrent)
         handoff = T_x - min(T_x - handoff t0, T_prefill) * (layers - 1) / layers
 
-    `handoff tokens` are those that the decode pod does not hold, `handoff concurrent` the other transfers of the
-    prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV of a layer is sent while the next layers are
-    computed, which hides all but one layer's share. A policy without this term plans no splits. Source:
-    docs/cost-model.md#layer-by-layer.
+    `handoff tokens` are those that the decode pod does not hold itself (what it finds in a store is transferred, too),
+    `handoff concurrent` the other transfers of the prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV
+    of a layer is sent while the next layers are computed, which hides all but one layer's share. A policy without this
+    term plans no splits. Source: docs/cost-model.md#layer-by-layer.
     """
 
     side: ClassVar[Side] = Side.DECODE
