@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, repeat
 from typing import Any
@@ -33,6 +33,7 @@ from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
 from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import make_pod
+from tests.kit.sinks import RecordingSink
 
 pytestmark = pytest.mark.anyio
 
@@ -50,42 +51,6 @@ def message(number: int, payload: bytes | None = None, *, at_s: float = 0.0) -> 
     """A message as a subscriber receives it: topic, sequence, batch."""
     batch = encode_batch([event(number)], "map", at_s) if payload is None else payload
     return [b"", number.to_bytes(8, "big", signed=True), batch]
-
-
-class RecordingSink:
-    """A sink that records its calls and lets a test wait for them."""
-
-    def __init__(self) -> None:
-        self.lives: list[list[int]] = [[]]
-        """Numbers of the events, by life of the engine."""
-        self.complete: bool | None = None
-        self.events = 0
-        self._news = asyncio.Event()
-
-    def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
-        assert pod == POD
-        self.lives[-1] += [event.block_hashes[0] for event in events if isinstance(event, BlocksRemoved)]
-        self._news.set()
-
-    def applied(self, pod: PodId, events: int) -> None:
-        assert pod == POD
-        self.events += events
-
-    def restarted(self, pod: PodId) -> None:
-        assert pod == POD
-        self.lives.append([])
-        self._news.set()
-
-    def stream_state(self, pod: PodId, *, complete: bool) -> None:
-        assert pod == POD
-        self.complete = complete
-        self._news.set()
-
-    async def until(self, true: Callable[[RecordingSink], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not true(self):
-                self._news.clear()
-                await self._news.wait()
 
 
 async def calls_of(*messages: list[bytes]) -> tuple[RecordingSink, KvFeed]:
