@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import count
 
 import pytest
@@ -117,14 +117,14 @@ PREFILLS = st.sampled_from([10.0, 100.0, 100.0, 300.0])
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Requests come, are sent in turn, leave and are estimated anew, in any order; the order is told by a search
+    """Requests come, are sent in turn, leave and are estimated anew, in any order; the order is found by a search
     through all requests. `got_ms`: the prefill that a tenant got for its weight, from its band's level on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.order, self.waiting = FairOrder(), list[Waiting]()
         self.got_ms: dict[str, float] = {}
-        self.levels_ms: Counter[int] = Counter()
+        self.levels_ms: dict[int, float] = defaultdict(float)
 
     def of(self, tenant: Tenant) -> list[Waiting]:
         return sorted((one for one in self.waiting if one.tenant == tenant), key=lambda one: one.order)

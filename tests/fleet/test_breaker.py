@@ -35,10 +35,10 @@ def serving(pod_id: str, models: str = "m", adapters: str = "", role: Role = Rol
     return make_pod(pod_id, role=role, models=tuple(models), adapters=tuple(adapters))
 
 
-# --- any history, against the rules of the module's table, told from what has happened to each pod ---
+# --- any history, against the rules of the module's table, computed from what has happened to each pod ---
 
 FACTS = st.tuples(
-    st.sampled_from(["m", "m", "n", "mn"]), st.sampled_from(["", "", "s"]), st.sampled_from([Role.BOTH, *Role])
+    st.sampled_from(["m", "m", "m", "n", "mn"]), st.sampled_from(["", "", "", "s"]), st.sampled_from([Role.BOTH, *Role])
 )
 RULES = st.builds(
     Probes,
@@ -48,15 +48,16 @@ RULES = st.builds(
     slow_ttfts_to_eject=st.integers(0, 3),
     doubt_window_s=st.sampled_from([0.0, 2.0]),
 )
-NAMES = st.sampled_from("aabcde")
+NAMES = st.sampled_from("aaabcde")
 TIMES = st.integers(1, 4)
+APART_S = st.sampled_from([0.0, 0.0, 1.0])
 RETRIES = (1.0, 4.0)
 
 
 @dataclass
 class History:
     """What has happened to a pod since it was found. Requests since the last served one, first tokens since the last
-    one on time: each with its time and its client, "" if the pod alone is the cause. Both begin anew with each
+    one on time: each with its time and its client, "-" if the pod alone is the cause. Both begin anew with each
     ejection, also with a refused one."""
 
     state: PodState = PodState.JOINING
@@ -84,18 +85,18 @@ class AnyHistory(RuleBasedStateMachine):
         self.now_s, self.rules = 0.0, rules
         self.fleet, self.ledger, self.refused = fleet_of(*self.pods.values()), Ledger(), list[str]()
         self.breaker = Breaker(self.fleet, rules, self.ledger, self.refused.append, RETRIES)
-        self.told = {name: History(PodState.READY) for name in self.pods}
+        self.histories = {name: History(PodState.READY) for name in self.pods}
         self.expected_refused = list[str]()
         for pod in self.pods.values():
             self.ledger.first_token(self.ledger.book(pod, 100, 0, 0.0), 0.0)
 
     def ready(self, name: str) -> History | None:
-        told = self.told.get(name)
-        return told if told is not None and told.state is PodState.READY else None
+        history = self.histories.get(name)
+        return history if history is not None and history.state is PodState.READY else None
 
     def doubts(self, row: list[tuple[float, str]]) -> int:
         """Those of several clients, and over some time."""
-        doubts = [one for one in row if one[1]]
+        doubts = [one for one in row if one[1] != "-"]
         several = len({client for _, client in doubts}) >= self.rules.clients_to_eject
         return len(doubts) if several and self.now_s - doubts[0][0] >= self.rules.doubt_window_s else 0
 
@@ -107,94 +108,102 @@ class AnyHistory(RuleBasedStateMachine):
                 able = [
                     each.id for each in self.pods.values() if each.serves(served) and each.role in (role, Role.BOTH)
                 ]
-                states = Counter(self.told[each].state for each in able)
+                states = Counter(self.histories[each].state for each in able)
                 ready, ejected = states[PodState.READY], states[PodState.EJECTED]
                 if ready - 1 < max(1, share * (ready + ejected)):
                     return False
         return True
 
     def ejects(self, name: str, what: str, reason: str, share: float | None, factor: float = 1.0) -> None:
-        told = self.told[name]
-        getattr(told, what).clear()
+        history = self.histories[name]
+        getattr(history, what).clear()
         if share is not None and not self.has_enough_without(name, share):
             self.expected_refused.append(name)
             return
-        told.probes_sent_s.clear()
-        told.ejections[what] += 1
-        told.probe_at_s[what] = self.now_s + factor * min(2.0 ** (told.ejections[what] - 1), RETRIES[1])
-        told.state, told.reason = PodState.EJECTED, reason
+        history.probes_sent_s.clear()
+        history.ejections[what] += 1
+        history.probe_at_s[what] = self.now_s + factor * min(2.0 ** (history.ejections[what] - 1), RETRIES[1])
+        history.state, history.reason = PodState.EJECTED, reason
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 2.0, 5.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
 
-    @rule(name=NAMES, client=st.sampled_from(["", "w", "x", "y"]), times=TIMES)
-    def requests_fail(self, name: str, client: str, times: int) -> None:
-        for _ in range(times):
-            if client:
-                self.breaker.doubt(name, client, self.now_s)
-            else:
+    @rule(name=NAMES, clients=st.text("-wxy", min_size=1, max_size=5), apart_s=APART_S)
+    def requests_fail(self, name: str, clients: str, apart_s: float) -> None:
+        """One of each client, "-" because of the pod alone."""
+        for client in clients:
+            self.now_s += apart_s
+            if client == "-":
                 self.breaker.failure(name, self.now_s)
-            if told := self.ready(name):
-                told.failed.append((self.now_s, client))
-                count = sum(not who for _, who in told.failed) + self.doubts(told.failed)
+            else:
+                self.breaker.doubt(name, client, self.now_s)
+            if history := self.ready(name):
+                history.failed.append((self.now_s, client))
+                count = sum(who == "-" for _, who in history.failed) + self.doubts(history.failed)
                 if count >= self.rules.failures_to_eject:
                     self.ejects(name, "failed", f"{count} requests in a row failed", self.rules.min_ready_share)
 
     @rule(name=NAMES)
     def a_request_is_served(self, name: str) -> None:
         self.breaker.success(name)
-        if told := self.told.get(name):
-            told.forget("failed")
-            told.probes_sent_s.clear()
+        if history := self.histories.get(name):
+            history.forget("failed")
+            history.probes_sent_s.clear()
 
-    @rule(name=NAMES, client=st.sampled_from("wxy"), expected_ms=st.sampled_from([1.0, 600.0]), late=st.booleans(),
-          times=TIMES)  # fmt: skip
-    def first_tokens_come(self, name: str, client: str, expected_ms: float, late: bool, times: int) -> None:
+    @rule(
+        name=NAMES,
+        clients=st.text("wxy", min_size=1, max_size=5),
+        apart_s=APART_S,
+        expected_ms=st.sampled_from([1.0, 600.0]),
+        late=st.sampled_from([True, True, False]),
+    )
+    def first_tokens_come(self, name: str, clients: str, apart_s: float, expected_ms: float, late: bool) -> None:
         limit_ms = self.rules.slow_ttft_factor * max(expected_ms, MIN_EXPECTED_MS)
-        for _ in range(times):
+        for client in clients:
+            self.now_s += apart_s
             self.breaker.first_token(name, client, expected_ms, limit_ms + late, self.now_s)
-            if not late and (told := self.told.get(name)):
-                told.forget("late")
-                told.is_late = False
-            elif late and (told := self.ready(name)):
-                told.is_late = True
-                told.late.append((self.now_s, client))
+            if not late and (history := self.histories.get(name)):
+                history.forget("late")
+                history.is_late = False
+            elif late and (history := self.ready(name)):
+                history.is_late = True
+                history.late.append((self.now_s, client))
                 alike = [one for one in self.pods if one != name and self.pods[one].models == self.pods[name].models]
                 on_time = [one for one in alike if (other := self.ready(one)) and not other.is_late]
-                if self.doubts(told.late) >= self.rules.slow_ttfts_to_eject > 0 and 2 * len(on_time) > len(alike):
-                    reason = f"{len(told.late)} first tokens in a row were late"
+                if self.doubts(history.late) >= self.rules.slow_ttfts_to_eject > 0 and 2 * len(on_time) > len(alike):
+                    reason = f"{len(history.late)} first tokens in a row were late"
                     self.ejects(name, "late", reason, self.rules.min_ready_share, LONG_BACKOFF_FACTOR)
 
-    @rule(name=NAMES, timed_out=st.booleans(), times=TIMES)
-    def probes_fail(self, name: str, timed_out: bool, times: int) -> None:
-        """Each was sent two seconds ago."""
+    @rule(name=NAMES, took_s=st.sampled_from([0.0, 2.0, None]), times=TIMES)
+    def probes_fail(self, name: str, took_s: float | None, times: int) -> None:
+        """None: refused, or an error."""
         for _ in range(times):
-            sent_s = self.now_s - 2.0 if timed_out else inf
+            sent_s = inf if took_s is None else self.now_s - took_s
             self.breaker.probe_failed(name, self.now_s, sent_s)
-            if told := self.ready(name):
-                told.probes_sent_s = [*told.probes_sent_s, sent_s][-self.rules.failures_to_eject :]
-                seen = f"{len(told.probes_sent_s)} health checks in a row failed"
-                if len(told.probes_sent_s) < self.rules.failures_to_eject:
-                    told.reason = ""
-                elif told.received_s > min(told.probes_sent_s):
-                    told.reason = f"{seen}, but it sends other things"
+            if history := self.ready(name):
+                history.probes_sent_s = [*history.probes_sent_s, sent_s][-self.rules.failures_to_eject :]
+                seen = f"{len(history.probes_sent_s)} health checks in a row failed"
+                if len(history.probes_sent_s) < self.rules.failures_to_eject:
+                    history.reason = ""
+                elif history.received_s > min(history.probes_sent_s):
+                    history.reason = f"{seen}, but it sends other things"
                 else:
-                    told.reason = f"{seen}, but it is the last ready pod of a model"
-                    self.ejects(name, "failed", seen, None if inf in told.probes_sent_s else 0.0)
+                    history.reason = f"{seen}, but it is the last ready pod of a model"
+                    self.ejects(name, "failed", seen, None if inf in history.probes_sent_s else 0.0)
 
     @rule(name=NAMES)
     def a_probe_passes(self, name: str) -> None:
         self.breaker.seen_alive(name)
-        if told := self.told.get(name):
-            told.probes_sent_s.clear()
+        if history := self.histories.get(name):
+            history.probes_sent_s.clear()
 
     @rule(name=NAMES, streams=st.booleans())
     def a_pod_sends_something(self, name: str, streams: bool) -> None:
         """A piece of a stream, or an answer or event that no request waits for."""
         (self.ledger.stepped if streams else self.fleet.received)(name, self.now_s)
-        if told := self.told.get(name):
-            told.received_s = self.now_s
+        if history := self.histories.get(name):
+            history.received_s = self.now_s
 
     @rule(name=NAMES)
     def a_pod_sends_too_much(self, name: str) -> None:
@@ -205,10 +214,10 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(name=NAMES, event=st.sampled_from([PodEvent.PROBE_OK, PodEvent.PROBE_OK, PodEvent.DRAIN, PodEvent.UNDRAIN]))
     def the_fleet_changes_its_state(self, name: str, event: PodEvent) -> None:
         self.fleet.event(name, event)
-        if told := self.told.get(name):
-            before, told.state = told.state, transition(told.state, event)
-            if told.state is not before or (event is PodEvent.PROBE_OK and before is PodState.READY):
-                told.reason = ""
+        if history := self.histories.get(name):
+            before, history.state = history.state, transition(history.state, event)
+            if history.state is not before or (event is PodEvent.PROBE_OK and before is PodState.READY):
+                history.reason = ""
 
     @rule(name=NAMES)
     def another_pod_gets_the_id(self, name: str) -> None:
@@ -216,16 +225,16 @@ class AnyHistory(RuleBasedStateMachine):
         if name in self.pods:
             self.fleet.sync(pod for pod in self.pods.values() if pod.id != name)
             self.fleet.sync(self.pods.values())
-            self.told[name] = History(received_s=self.ledger.received_at_s(name))
+            self.histories[name] = History(received_s=self.ledger.received_at_s(name))
 
     @invariant()
     def the_same_pods_are_ejected_for_the_same_reasons_and_as_long(self) -> None:
-        for name, told in self.told.items():
-            assert (state(self.fleet, name), self.fleet.state_reason(name)) == (told.state, told.reason)
-            assert self.breaker.fails_probes(name) == (len(told.probes_sent_s) >= self.rules.failures_to_eject)
-            due_s = max(told.probe_at_s.values(), default=0.0)
+        for name, history in self.histories.items():
+            assert (state(self.fleet, name), self.fleet.state_reason(name)) == (history.state, history.reason)
+            assert self.breaker.fails_probes(name) == (len(history.probes_sent_s) >= self.rules.failures_to_eject)
+            due_s = max(history.probe_at_s.values(), default=0.0)
             for at_s in (due_s - 0.01, due_s):
-                assert self.breaker.may_probe(name, at_s) == (told.state is PodState.READY or at_s >= due_s)
+                assert self.breaker.may_probe(name, at_s) == (history.state is PodState.READY or at_s >= due_s)
         assert self.refused == self.expected_refused
 
 
@@ -235,10 +244,11 @@ TestAnyHistory = AnyHistory.TestCase
 # --- the same as sentences ---
 
 
-def play(breaker: Breaker, script: str) -> None:
+def play(breaker: Breaker, fleet: Fleet, script: str) -> None:
     """What happens to pod `a`, one step a second. Requests: "f" fails because of the pod, "x" and "y" are clients whose
     request fails for any reason, "s" is served; "h" is a failed health check and "p" a passed one; "l" is a late first
-    token of one of two clients by turns, of a request that is then served; "o" is a first token on time."""
+    token of one of two clients by turns, of a request that is then served; "o" is a first token on time. "r" readmits
+    it."""
     for now_s, what in enumerate(script):
         match what:
             case "f":
@@ -251,6 +261,8 @@ def play(breaker: Breaker, script: str) -> None:
                 breaker.probe_failed("a", now_s)
             case "p":
                 breaker.seen_alive("a")
+            case "r":
+                fleet.event("a", PodEvent.PROBE_OK)
             case "l" | "o":
                 breaker.success("a")
                 breaker.first_token("a", "xy"[now_s % 2], 600.0, 6001.0 if what == "l" else 6000.0, now_s)
@@ -266,13 +278,14 @@ def play(breaker: Breaker, script: str) -> None:
         pytest.param("xxxxxxxxxx", "ready", id="doubts of one client alone: its requests may be what fails"),
         pytest.param("xxy", "ejected", id="doubts of two clients, all of which count"),
         pytest.param("fxxxy", "ejected", id="failures and doubts of several clients add up"),
+        pytest.param("xxyrxxxx", "ready", id="a readmitted pod counts anew, and forgets whose doubts they were"),
         pytest.param("l" * 8, "ejected", id="eight late first tokens, though it serves every request"),
         pytest.param("l" * 7 + "o" + "l" * 7, "ready", id="one on time settles it"),
     ],
 )
 def test_what_happens_in_a_row_ejects(fleet: Fleet, script: str, expected: str) -> None:
     """With the usual rules, of two pods of a model."""
-    play(Breaker(fleet), script)
+    play(Breaker(fleet), fleet, script)
     assert (state(fleet, "a"), state(fleet, "b")) == (expected, PodState.READY)
 
 

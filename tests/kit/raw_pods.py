@@ -1,4 +1,4 @@
-"""Pods that write bytes on sockets, connection by connection, whatever HTTP says."""
+"""Pods that write any bytes on sockets, connection by connection: valid HTTP or not."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ WRITTEN = st.fixed_dictionaries(
         "engine": st.sampled_from(["vllm", "sglang"]),
         "hardware": st.just("wrong"),
     },
-).map(lambda fields: PodConfig(**fields))
+).map(PodConfig.model_validate)
 LISTED = st.builds(ListedPod, WRITTEN, st.sampled_from(["", "1", "2"]), st.sampled_from(["", "", "not ready"]))
 SETS = st.lists(LISTED, max_size=3, unique_by=lambda pod: pod.config.url)
 SOURCES = ("file", "cluster")
@@ -293,7 +293,7 @@ IDS = st.sampled_from(["a", "b", "c", "twin", "a#1", "twin#0"])
 
 
 class AnyMembers(RuleBasedStateMachine):
-    """Sets of two sources, admin calls, reports of pods and drains, in any order. What should be is told from all that
+    """Sets of two sources, admin calls, reports of pods and drains, in any order. What should be follows from all that
     was said: the last set of each source, what admin calls added and removed, and the drains in force."""
 
     def __init__(self) -> None:
