@@ -272,7 +272,8 @@ class StaleConnection(UpstreamError):
     without_pods = "The pod closed the connection."
 
 
-MAX_SAID_BYTES = 256
+MAX_SAID_BYTES = 1024
+"""How much of an error is read."""
 
 
 class UpstreamBroken(UpstreamError):
@@ -294,13 +295,6 @@ def unexpected_status(status: int, path: str, pod: str, body: bytes = b"") -> Up
     error = UpstreamBroken(f"pod {pod}: {status}{phrase} from {path}", pod=pod, status=status)
     error.said = body[:MAX_SAID_BYTES]
     return error
-
-
-class UsageRefused(UpstreamError):
-    """The pod has refused the usage of a stream, which the router alone has asked for: it is asked again without."""
-
-    code = "usage_refused"
-    without_pods = "The pod has refused a field of the request."
 
 
 class NotServed(UpstreamError):

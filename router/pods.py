@@ -117,10 +117,10 @@ class Pod:
     """Rules of `apis/chat_rules.py` by which it makes another prompt of a chat than the router."""
     continues: frozenset[Endpoint] = frozenset()
     """Endpoints where it went on exactly, in a test, from the token ids of a broken answer."""
+    load_endpoint: str = ""
+    """The ZMQ address where it publishes its load; empty where it does not."""
     lacks: frozenset[str] = frozenset()
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
-    refuses_usage: bool = False
-    """Whether it has refused the usage of a stream, which the router asks for."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

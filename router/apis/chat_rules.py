@@ -7,7 +7,7 @@ the rule is about.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -61,6 +61,17 @@ RULES = (
         continue_final_message=True,
     ),
 )
+
+
+def _joined(chats: Sequence[Body]) -> Body:
+    """A chat of all their messages and fields; those of the system are first, because some templates want it so."""
+    messages = [_HI, *(message for chat in chats for message in chat["messages"][1:])]
+    fields = {name: value for chat in chats for name, value in chat.items()}
+    return {**fields, "messages": sorted(messages, key=lambda one: one["role"] not in ("system", "developer"))}
+
+
+ALL_IN_ONE = _joined([rule.chat for rule in RULES])
+"""Where a pod has the router's tokens of it, it keeps all rules."""
 
 
 def concerned_by(body: bytes) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 from router.addresses import join_address, read_address, url_host
 from router.engines.lacks import COMMON_LACKS, Lack
 from router.engines.prometheus import LoadGauges, read_load
-from router.guards import Bound, in_range
+from router.guards import Bound, OutOfRange, in_range
 from router.prompt.apis.conversion import Conversion
 from router.prompt.completion import TokenIds
 from router.prompt.pictures.picture_reader import Identify
@@ -32,6 +32,7 @@ MAX_BLOCK_TOKENS, MAX_TOKENS = 1 << 14, 1 << 31
 """Larger numbers that a pod reports of itself cannot be true."""
 MAX_COUNT = 1 << 53
 ANSWER = Bound("answer", 1024 * 1024, 8192, b"{")
+LOAD = Bound("published load", 4096)
 MODELS = Bound("list of models", 2 * 1024 * 1024, 2 * MAX_MODELS + 2, b"{")
 """vLLM has two objects a model."""
 PROBE_ANSWER = Bound("answer to a probe", 256 * 1024, 1024, b"{")
@@ -73,6 +74,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     block_size_tokens: int | None = None
     """Block size of its prefix cache and its KV events."""
     capacity_tokens: int | None = None
+    load_endpoint: str = ""
+    """The ZMQ address where it publishes its load; empty where it does not."""
     kv_events: KvEventSource | None = None
     """None where it publishes none, or where the pod's rank is ambiguous."""
     no_events: str = ""
@@ -192,6 +195,10 @@ class EngineAdapter:
     def parse_load(self, metrics: bytes, dp_rank: int | None, now_s: float) -> PodLoad | None:
         """Running, waiting and KV usage of one rank; for None, requests summed and usage averaged over all ranks."""
         return read_load(metrics, self.gauges, dp_rank, now_s)
+
+    def parse_published_load(self, payload: bytes, now_s: float) -> PodLoad:
+        """The same of a message of the pod's `load_endpoint`. Raises `OutOfRange`."""
+        raise OutOfRange("this engine publishes no load")
 
     def around_tokens(self, count: int, pod: Pod) -> tuple[bytes, bytes] | None:
         """What its /tokenize answers in front of `count` tokens and behind them; None if that is unknown."""

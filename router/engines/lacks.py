@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from router.engines.forwarded_paths import INFERENCE_PATHS
+from router.errors import MAX_SAID_BYTES
 from router.prompt.completion import is_listed
 from router.types import Endpoint, InferenceRequest
 
@@ -19,10 +20,11 @@ SEVERAL_ANSWERS = "n > 1"
 LISTED_PROMPTS = "a list of prompts"
 CONTINUING_ALONE = "continue_final_message without add_generation_prompt: false"
 LARGE_BODY = "a body above 32 MiB"
+USAGE_OF_STREAMS = "stream_options"
+"""Where only the router asks for it, a pod without it is not asked."""
 _LARGE_BYTES = 32 * 1024 * 1024
-LACK_STATUSES = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})
-MAX_SAID_BYTES = 256
-"""How much of an answer is read."""
+_REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
+LACK_STATUSES = frozenset({*_REFUSED, HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED})
 
 
 class Lack(NamedTuple):
@@ -34,7 +36,9 @@ class Lack(NamedTuple):
     need: str = ""
 
 
+_USAGE = re.compile(rb".*(stream_options|include_usage)", re.DOTALL)
 COMMON_LACKS = (
+    *(Lack(status, _USAGE, USAGE_OF_STREAMS) for status in _REFUSED),
     Lack(HTTPStatus.NOT_IMPLEMENTED, re.compile(b"")),
     Lack(HTTPStatus.NOT_FOUND, re.compile(rb"\Z")),
     Lack(HTTPStatus.NOT_FOUND, re.compile(rb'\{"detail": ?"Not Found"\}\Z')),
@@ -79,6 +83,8 @@ def question(need: str, model: str) -> tuple[str, Mapping[str, Any]] | None:
     if need == CONTINUING_ALONE:
         messages = [*hello, {"role": "assistant", "content": "Well, "}]
         return Endpoint.CHAT.value, {**chat, "messages": messages, "continue_final_message": True}
+    if need == USAGE_OF_STREAMS:
+        return Endpoint.CHAT.value, {**chat, "stream": True, "stream_options": {"include_usage": True}}
     if need == LISTED_PROMPTS:
         return Endpoint.COMPLETIONS.value, {"model": model, "prompt": ["Hello", "Hello"], "max_tokens": 1}
     return need, {}

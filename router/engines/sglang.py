@@ -10,8 +10,10 @@ from msgspec.structs import replace
 
 from router.addresses import join_address
 from router.engines.adapter import (
+    LOAD,
     MAX_BLOCK_TOKENS,
     MAX_RANKS,
+    MAX_TOKENS,
     MODELS_PATH,
     EngineAdapter,
     KvEventSource,
@@ -22,11 +24,12 @@ from router.engines.adapter import (
     known_size,
     on_pod,
 )
-from router.engines.prometheus import LoadGauges
+from router.engines.prometheus import MAX_REQUESTS, LoadGauges
+from router.guards import OutOfRange, checked
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.apis.sglang_messages import SglangMessages
-from router.types import Endpoint, Pod
+from router.types import Endpoint, Pod, PodLoad
 
 _INFO_PATH = "/server_info"
 
@@ -36,6 +39,7 @@ class _KvEvents(msgspec.Struct):
     endpoint_host: ReportedText = "*"
     endpoint_port_base: int | None = None
     replay_endpoint_port_base: int | None = None
+    load_endpoint_port_base: int | None = None
     block_size: int | None = None
 
 
@@ -45,6 +49,19 @@ class _ServerInfo(msgspec.Struct):
     """The capacity of one rank."""
     dp_size: int = 1
     kv_events: _KvEvents | None = None
+
+
+class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat"):
+    """The start of what `--load-publish-endpoint` publishes."""
+
+    running: int
+    waiting: int
+    tokens: int
+    capacity_tokens: int
+    """0 if it is unknown."""
+
+
+_LOAD_STAT = msgspec.msgpack.Decoder(_LoadStat)
 
 
 class Sglang(EngineAdapter):
@@ -87,19 +104,33 @@ class Sglang(EngineAdapter):
             dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
             block_size_tokens=own_block or known_size(info.page_size, MAX_BLOCK_TOKENS),
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
+            load_endpoint=_address(info, info.kv_events.load_endpoint_port_base if info.kv_events else None, pod),
             kv_events=(events := _kv_events(info, pod)),
             no_events="" if events else self.without_events(_INFO_PATH, responses),
         )
 
+    def parse_published_load(self, payload: bytes, now_s: float) -> PodLoad:
+        try:
+            found = LOAD.msgpack(payload, _LOAD_STAT)
+        except ValueError as error:
+            raise OutOfRange(f"published load: {error}") from error
+        checked("running requests", found.running, 0, MAX_REQUESTS)
+        checked("waiting requests", found.waiting, 0, MAX_REQUESTS)
+        usage = checked("tokens in use", found.tokens, 0, MAX_TOKENS) / max(found.capacity_tokens, 1)
+        return PodLoad(found.running, found.waiting, min(usage, 1.0) if found.capacity_tokens else 0.0, now_s)
+
 
 def _kv_events(info: _ServerInfo, pod: Pod) -> KvEventSource | None:
-    """The source of the pod's rank: rank r publishes on base port + r. None where the rank is ambiguous."""
+    """The source of the pod's rank; None where there is none."""
     events = info.kv_events
-    if events is None or events.publisher != "zmq" or events.endpoint_port_base is None:
+    if events is None or not (endpoint := _address(info, events.endpoint_port_base, pod)):
         return None
-    if pod.dp_rank is None and info.dp_size > 1:
-        return None
-    rank, replay = pod.dp_rank or 0, events.replay_endpoint_port_base
-    endpoint = on_pod(f"tcp://{join_address(events.endpoint_host, events.endpoint_port_base + rank)}", pod)
-    replays = on_pod(f"tcp://{join_address(events.endpoint_host, replay + rank)}", pod) if replay is not None else None
-    return KvEventSource(endpoint, replays) if endpoint else None
+    return KvEventSource(endpoint, _address(info, events.replay_endpoint_port_base, pod) or None)
+
+
+def _address(info: _ServerInfo, port_base: int | None, pod: Pod) -> str:
+    """Where the pod's rank publishes: rank r on base port + r. Empty where there is none, or the rank is ambiguous."""
+    events = info.kv_events
+    if events is None or events.publisher != "zmq" or port_base is None or (pod.dp_rank is None and info.dp_size > 1):
+        return ""
+    return on_pod(f"tcp://{join_address(events.endpoint_host, port_base + (pod.dp_rank or 0))}", pod) or ""

@@ -22,14 +22,14 @@ import structlog
 
 from router.engines.adapter import KvEventSource
 from router.feeds.supervise import cancel_all, loop_time_s, supervise
-from router.feeds.watch import Check, Turn
+from router.feeds.watch import Check, Turn, check_of_missing
 from router.feeds.zmtp import LOST, Report, ZmqLink, connected, subscribe
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.events import MESSAGE, UndecodableBatch, decode_events, parse_frames, split_events
 from router.observe.metrics import KvStreamMetrics
 from router.stores.prefix_store import EventStore, LocalStore
-from router.types import Generation, KvEvent, Pod, PodId, PodState, PodStatus
+from router.types import Generation, KvEvent, Pod, PodId
 
 REPLAY_IDLE_MS = 2000
 """A replay without messages for this time has ended, with or without its terminator."""
@@ -349,16 +349,11 @@ class CacheFacts:
 
     @property
     def check(self) -> Check:
-        return Check(
-            name="cache facts",
-            run=self._learn,
-            due=lambda status: status.state is PodState.READY and bool(self._found(status)),
-            every_s=lambda _status: CACHE_LOOK_S,
-        )
+        return check_of_missing("cache facts", self._learn, self._found, CACHE_LOOK_S)
 
-    def _found(self, status: PodStatus) -> dict[str, Any]:
+    def _found(self, pod: Pod) -> dict[str, Any]:
         """What its events say and the pod does not."""
-        pod, found = status.pod, dict[str, Any]()
+        found = dict[str, Any]()
         if None not in (pod.block_size_tokens, pod.capacity_tokens):
             return found
         blocks = self.store.cache_of(pod.id).blocks
@@ -371,7 +366,7 @@ class CacheFacts:
         return found
 
     async def _learn(self, pod: Pod, _turn: Turn) -> None:
-        found = self._found(PodStatus(pod, PodState.READY))
+        found = self._found(pod)
         self.fleet.learn(pod.id, **found)
         log.info("learnt from KV events", pod=pod.id, **found)
 

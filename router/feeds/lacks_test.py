@@ -14,9 +14,9 @@ import structlog
 from router.engines.engine_catalog import ENGINES
 from router.engines.lacks import lacking, question
 from router.errors import UpstreamBroken, UpstreamError
-from router.feeds.watch import Check, Post, Turn
+from router.feeds.watch import Check, Post, Turn, check_of_missing
 from router.fleet.fleet import Fleet
-from router.types import Pod, PodId, PodState, PodStatus
+from router.types import Pod, PodId
 
 LOOK_S, MAX_PAUSE_S = 1.0, 60.0
 _UNSURE = frozenset({408, 429, 500, 502, 503, 504})
@@ -48,14 +48,8 @@ class LacksTest:
 
     @property
     def check(self) -> Check:
-        return Check(
-            name="lacks",
-            run=self._ask,
-            due=lambda status: status.state is PodState.READY and bool(self._open(status)),
-            every_s=lambda _status: LOOK_S,
-            max_s=MAX_PAUSE_S,
-            forget=lambda pod_id: self._pods.pop(pod_id, None),
-        )
+        more = {"max_s": MAX_PAUSE_S, "forget": lambda pod_id: self._pods.pop(pod_id, None)}
+        return check_of_missing("lacks", self._ask, self._open, LOOK_S, **more)
 
     def _of(self, pod: Pod) -> _Asked:
         known = self._pods[pod.id]
@@ -63,14 +57,15 @@ class LacksTest:
             known = self._pods[pod.id] = _Asked(pod.epoch)
         return known
 
-    def _open(self, status: PodStatus) -> set[str]:
-        known = self._of(status.pod)
-        return known.suspected.union(ENGINES[status.pod.engine].may_lack(status.pod)) - known.asked
+    def _open(self, pod: Pod) -> set[str]:
+        """What it has not been asked for yet."""
+        known = self._of(pod)
+        return known.suspected.union(ENGINES[pod.engine].may_lack(pod)) - known.asked
 
     async def _ask(self, pod: Pod, _turn: Turn) -> bool:
         """Ask for all that is open. False if a pod gave no answer that counts."""
         known, found = self._of(pod), set[str]()
-        for need in sorted(self._open(PodStatus(pod, PodState.READY))):
+        for need in sorted(self._open(pod)):
             if (lacks := await self._lacks(pod, need)) is not None:
                 known.asked.add(need)
                 found |= {need} if lacks else set()
@@ -78,7 +73,7 @@ class LacksTest:
         if now is not None and found:
             self.fleet.learn(pod.id, lacks=now.pod.lacks | found)
             log.warning("pod does not serve all requests; others get these", pod=pod.id, lacks=sorted(found))
-        return not self._open(PodStatus(pod, PodState.READY))
+        return not self._open(pod)
 
     async def _lacks(self, pod: Pod, need: str) -> bool | None:
         """Whether the pod lacks this; None where its answer does not say. What it cannot be asked for, it lacks."""

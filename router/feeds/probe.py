@@ -22,7 +22,7 @@ from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.engines.forwarded_paths import api_end
 from router.engines.handoff.dialect import Dialect
 from router.errors import ConnectFailed, UpstreamBroken, UpstreamError, UpstreamTimeout, shortened
-from router.feeds.watch import Check, Fetch, Turn
+from router.feeds.watch import Check, Fetch, Turn, check_of_missing
 from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.guards import OutOfBounds
@@ -270,13 +270,7 @@ class HandoffFacts:
 
     @property
     def check(self) -> Check:
-        return Check(
-            name="handoff facts",
-            run=self._fetch_missing,
-            due=lambda status: status.state is PodState.READY and bool(self._missing(status.pod)),
-            every_s=lambda _status: self.retry_s,
-            forget=self._forget,
-        )
+        return check_of_missing("handoff facts", self._fetch_missing, self._missing, self.retry_s, forget=self._forget)
 
     def _forget(self, pod_id: PodId) -> None:
         self._known = {key: known for key, known in self._known.items() if key[0] != pod_id}

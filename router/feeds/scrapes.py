@@ -4,14 +4,18 @@ After a failed scrape, the last load stays with its age, and the pod's state doe
 that it is being scaled: then the pod is drained until it answers again. Where the metrics cannot be true, or are more
 than is read of a pod, its load is unknown: only the requests of the routers count.
 
+A pod that publishes its load over ZMQ is followed instead. It is scraped while it is silent.
+
 An engine is asked for the few series that are read once it has shown that it gives all of them: in each epoch, and
 after each failed scrape. A page without a load is a failed one: vLLM with several API servers filters everything.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import coroutine
@@ -19,11 +23,13 @@ from typing import Any, TypeVar
 
 import structlog
 
+from router.engines.adapter import LOAD
 from router.engines.engine_catalog import ENGINES
 from router.engines.prometheus import only, series
 from router.errors import UpstreamBroken, UpstreamError
 from router.feeds.probe import excess
-from router.feeds.watch import Check, Fetch
+from router.feeds.watch import Check, Fetch, Turn
+from router.feeds.zmtp import LOST, ZmqLink, connected
 from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
@@ -41,6 +47,8 @@ page of 58 kB, 2.2 for three series."""
 PINNED_USAGE, PINNED_S = 0.01, 10.0
 """An idle decode pod with more KV in use for longer holds it for offers: a transfer is over sooner."""
 _SMOOTHING = 1 / 32
+SILENCE_S, SILENT_PAUSE_S = 3.0, 60.0
+"""SGLang publishes its load each second. A pod that does not is scraped for a while before it is followed again."""
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 _T = TypeVar("_T")
 
@@ -80,6 +88,15 @@ def metered(work: Coroutine[Any, Any, _T], spend: Callable[[float], None]) -> Ge
             resume, value = work.throw, error
 
 
+async def _published(link: ZmqLink, pod: Pod, from_s: float) -> PodLoad:
+    """The first load that the pod publishes after a time. Raises `LOST`, `OutOfBounds` and `OutOfRange`."""
+    while True:
+        async with asyncio.timeout(SILENCE_S):
+            message = await link.receive()
+        if (now_s := time.monotonic()) >= from_s:
+            return ENGINES[pod.engine].parse_published_load(message[-1], now_s)
+
+
 @dataclass(slots=True)
 class _Scraped:
     """What is known of the scrapes of one pod."""
@@ -89,6 +106,8 @@ class _Scraped:
     path: str = ""
     """What is fetched of it in `epoch`; empty: that is not known."""
     epoch: int = 0
+    silent_until_s: float = 0.0
+    """Until when it is not followed."""
     is_refused: bool = False
     is_drained: bool = False
     """It is drained because it said so."""
@@ -115,7 +134,7 @@ class LoadScrapes:
     def check(self) -> Check:
         return Check(
             name="load",
-            run=lambda pod, _turn: metered(self.scrape(pod), self._spend),
+            run=self._load,
             due=self._is_due,
             every_s=self._every_s,
             forget=self._forget,
@@ -153,6 +172,32 @@ class LoadScrapes:
         cost_s = LOOP_FACTOR * spent_s
         self.cost_s += _SMOOTHING * (min(cost_s, 4 * self.cost_s) - self.cost_s) if self.cost_s else cost_s
 
+    async def _load(self, pod: Pod, _turn: Turn) -> None:
+        """Follow the pod if it publishes its load; scrape it once if it does not, or no more."""
+        known = self._scraped.setdefault(pod.id, _Scraped())
+        if pod.load_endpoint and time.monotonic() >= known.silent_until_s:
+            with suppress(*LOST, OutOfBounds, OutOfRange):
+                await self._follow(pod, known)
+            known.silent_until_s = time.monotonic() + SILENT_PAUSE_S
+        await metered(self.scrape(pod), self._spend)
+
+    async def _follow(self, pod: Pod, known: _Scraped) -> None:
+        """Observe what the pod publishes, which includes at most the largest number of this router's prompts since its
+        last message that counts. Raises `LOST`, `OutOfBounds` and `OutOfRange`."""
+        async with connected(pod.load_endpoint, b"SUB", LOAD) as link:
+            while (now := self.fleet.same_epoch(pod)) and now.state in _WITH_WORK:
+                from_s = known.at_s + self.interval_s(now)
+                with self.ledger.watching(pod.id) as ours:
+                    load = await _published(link, pod, from_s)
+                known.at_s = load.scraped_at_s
+                self.fleet.received(pod.id, known.at_s)
+                self._observe(pod, known, replace(load, our_prompts=ours.max_prompts))
+
+    def _observe(self, pod: Pod, known: _Scraped, load: PodLoad) -> None:
+        self.fleet.observe_load(pod.id, load)
+        if pod.role is Role.DECODE:
+            self._look_for_pins(pod, known, load)
+
     async def scrape(self, pod: Pod) -> None:
         """Scrape a pod once. The engine samples its numbers at an unknown time between request and response, so they
         include at most the largest number of this router's prompts in that time."""
@@ -178,9 +223,7 @@ class LoadScrapes:
         if known.is_drained:
             known.is_drained = False
             self.fleet.event(pod.id, PodEvent.UNDRAIN)
-        self.fleet.observe_load(pod.id, replace(load, our_prompts=ours.max_prompts))
-        if pod.role is Role.DECODE:
-            self._look_for_pins(pod, known, load)
+        self._observe(pod, known, replace(load, our_prompts=ours.max_prompts))
         if not known.path:
             known.path = await self._path(pod, page)
 

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import msgspec
 import structlog
 
-from router.apis.api import WORDS, long_text, text_part
-from router.apis.chat_rules import RULES
+from router.apis.api import WORDS, Body, long_text, text_part
+from router.apis.chat_rules import ALL_IN_ONE, RULES
 from router.engines.adapter import (
     PROBE_ANSWER,
     TOKENIZE_PATH,
@@ -236,22 +236,22 @@ class SelfTest:
     async def _test_rules(self, pod: Pod, _turn: Turn) -> bool:
         """Test by which rules the pod makes other prompts of chats, and record them. False if the test must be
         repeated. A chat that the pod refuses shows nothing."""
-        wrong, answered = set[str](), False
-        for rule in RULES:
-            body = {"model": pod.models[0], "max_tokens": 1, "temperature": 0, **rule.chat}
-            found = await self._first_readable(pod, [(Endpoint.CHAT, body)])
-            if found is None:
-                continue
-            report = await self._compare_tokens(pod, *found)
-            answered |= report.tokens is not Parity.UNKNOWN
-            wrong |= {rule.name} if report.tokens is Parity.MISMATCH else set()
+        rules = () if await self._reads(pod, ALL_IN_ONE) is Parity.OK else RULES
+        found = {rule.name: await self._reads(pod, rule.chat) for rule in rules}
         if self.fleet.same_epoch(pod) is None:
             return False
+        wrong = [name for name, parity in found.items() if parity is Parity.MISMATCH]
         self.fleet.learn(pod.id, misreads=frozenset(wrong))
         if wrong:
             event = "pod makes other prompts of some chats; they are matched up to the first difference"
             log.warning(event, pod=pod.id, rules=sorted(wrong))
-        return answered
+        return not found or set(found.values()) != {Parity.UNKNOWN}
+
+    async def _reads(self, pod: Pod, chat: Body) -> Parity:
+        """Whether the pod has the router's tokens of a chat."""
+        body = {"model": pod.models[0], "max_tokens": 1, "temperature": 0, **chat}
+        found = await self._first_readable(pod, [(Endpoint.CHAT, body)])
+        return Parity.UNKNOWN if found is None else (await self._compare_tokens(pod, *found)).tokens
 
     async def _compare_tokens(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
         """Compare tokens alone, by /tokenize where the pod has it."""

@@ -50,6 +50,21 @@ class Check:
     """Called with a pod that is gone."""
 
 
+def check_of_missing(
+    name: str,
+    run: Callable[[Pod, Turn], Awaitable[bool | None]],
+    missing: Callable[[Pod], object],
+    every_s: float,
+    **more: Any,
+) -> Check:
+    """A check of READY pods that runs while something of them is missing."""
+
+    def is_due(status: PodStatus) -> bool:
+        return status.state is PodState.READY and bool(missing(status.pod))
+
+    return Check(name=name, run=run, due=is_due, every_s=lambda _status: every_s, **more)
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """What is known of one check of one pod: when it may run next and, in this epoch, its failures in a row, whether it

@@ -38,6 +38,7 @@ UNREPORTED: Mapping[str, Any] = {
     "version": "",
     "front_end": "",
     "weights": "",
+    "load_endpoint": "",
 }
 """What pods report of themselves, and what is known before."""
 
@@ -49,7 +50,6 @@ _UNTESTED: Mapping[str, Any] = {
     "misreads": frozenset(),
     "continues": frozenset(),
     "lacks": frozenset(),
-    "refuses_usage": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

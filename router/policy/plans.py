@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from router.apis.openai import ASKED_USAGE
 from router.policy.eligible import SNAPSHOTS
 from router.policy.ring import tie_key
-from router.policy.standing import Standing, standings
+from router.policy.standing import Standing, idle_standing, standings
 from router.policy.term import Costs, Placement, RequestFacts, Transfer, tokens_to_encode
 from router.types import (
     BlocksByTier,
@@ -192,7 +192,7 @@ class Planner:
         """Cost of an uncached token of this prompt by all terms of a policy, in units of c1. All pods of a model count
         as equal here."""
         max_cached = max(self.prompt_tokens - 1, 1)
-        (standing,) = standings([PodStatus(pod, PodState.READY)], {}, {})
+        standing = idle_standing(pod)
         extremes = [self._on_idle(standing, tokens) for tokens in (0, max_cached)]
         more_ms = sum(
             [none_ms - all_but_one_ms for none_ms, all_but_one_ms in [t.costs_ms(extremes) for _, t in costs]]

@@ -8,8 +8,8 @@
     500              whose engine is dead      within the budget, on the next candidate  never
     UpstreamTimeout  no answer in time         within the budget, on the next candidate  never
     HandoffFailed    a split failed            always, without that handoff              never
-    UsageRefused     a field of the router's   once, on the same pod without it          never
     NotServed        the pod lacks the path    always, on the next candidate             never
+                     a field of the router's   once, on the same pod without it          never
 
 A 500 of a dead engine is one that says so (`EngineAdapter.is_dead`). Any other may be due to the body, and is returned.
 "The first byte" is the first byte sent to the client. A stream that breaks after it may go on at another pod, which is
@@ -42,7 +42,6 @@ from router.errors import (
     UpstreamBroken,
     UpstreamError,
     UpstreamTimeout,
-    UsageRefused,
 )
 from router.types import Endpoint, InferenceRequest
 
@@ -86,7 +85,6 @@ RETRY_RULES: Mapping[type[UpstreamError], Retry] = {
     UpstreamBroken: Retry.IN_BUDGET,
     UpstreamTimeout: Retry.IN_BUDGET,
     HandoffFailed: Retry.ALWAYS,
-    UsageRefused: Retry.SAME_POD_ONCE,
     NotServed: Retry.ALWAYS,
 }
 

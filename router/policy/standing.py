@@ -11,7 +11,7 @@ from math import inf
 
 import msgspec
 
-from router.types import InFlight, PodId, PodLoad, PodSpeed, PodStatus, StepBegan
+from router.types import InFlight, Pod, PodId, PodLoad, PodSpeed, PodState, PodStatus, StepBegan
 
 STEP_BUDGET_TOKENS = 8192
 """Maximum tokens that an engine computes in one step: vLLM's default on large GPUs."""
@@ -63,6 +63,11 @@ def standings(
             known = _KNOWN[pod_id] = _computed(status, work, step)
         found.append(known)
     return found
+
+
+def idle_standing(pod: Pod) -> Standing:
+    """How the pod would stand without any work."""
+    return _computed(PodStatus(pod, PodState.READY), _IDLE, _UNSEEN)
 
 
 def _computed(status: PodStatus, work: InFlight, step: StepBegan) -> Standing:

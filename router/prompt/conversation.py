@@ -40,7 +40,7 @@ _PART_FIELDS = _MEDIA_FIELDS | {"type", "text", "refusal", "thinking", "closed",
 """Fields of content parts that are rewritten or dropped; all others reach the template."""
 
 _ANY = msgspec.json.Decoder(float_hook=short_float)
-_PLAIN_FIELDS = {"role", "content"}
+_PLAIN_FIELDS = ["role", "content"]
 _PLAIN_ROLES = ("system", "user", "assistant")
 MAX_ARGUMENTS_CHARACTERS = 256 * 1024
 """Maximum length of a tool call. Twice as many would hold the interpreter for 20 ms, in any thread."""
@@ -157,7 +157,7 @@ def _message(message: Any, content_format: ContentFormat, number: int) -> ChatMe
 
 def _is_plain(message: Any) -> bool:
     """Whether a message has only a plain role and text, as most have; it needs no rewriting."""
-    if type(message) is not dict or message.keys() != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
+    if type(message) is not dict or [*message] != _PLAIN_FIELDS or message["role"] not in _PLAIN_ROLES:
         return False
     content = message["content"]
     return isinstance(content, str) and not content.startswith(BILLING_HEADER)
@@ -245,12 +245,15 @@ def _assistant_fields(message: Mapping[str, Any], where: str) -> ChatMessage:
         if characters > MAX_ARGUMENTS_CHARACTERS:
             raise Unrenderable(UnreadReason.TOO_LONG, f"{where} has a tool call of {characters} characters")
         fields["tool_calls"] = [normal_tool_call(call, f"{where}.tool_calls") for call in calls]
-    reasoning = message.get("reasoning")
-    if reasoning is None:
-        reasoning = message.get("reasoning_content")
-    if reasoning is not None:
+    if (reasoning := reasoning_of(message)) is not None:
         fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
     return fields
+
+
+def reasoning_of(message: Mapping[str, Any]) -> Any:
+    """An assistant's reasoning, which has two names."""
+    found = message.get("reasoning")
+    return message.get("reasoning_content") if found is None else found
 
 
 def _as_system(message: ChatMessage) -> ChatMessage:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from router.errors import ConfigError, MalformedRequest
-from router.prompt.conversation import UnreadReason, Unrenderable
+from router.prompt.conversation import UnreadReason, Unrenderable, reasoning_of
 
 EFFORTS = ("low", "medium", "high")
 MAX_DECLARATION_BYTES = 16 * 1024
@@ -179,7 +179,7 @@ def _harmony_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Harmony
     names = {call.get("id"): call["function"]["name"] for each in messages for call in each.get("tool_calls") or ()}
     for message in messages:
         role, content, calls = message["role"], message.get("content"), message.get("tool_calls") or ()
-        reasoning = message.get("reasoning") if role == "assistant" else None
+        reasoning = reasoning_of(message) if role == "assistant" else None
         if role == "assistant" and calls:
             if text := _flat(content):
                 yield "assistant<|channel|>commentary", [text], "<|end|>"

@@ -200,19 +200,23 @@ def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Fil
     return nodes.Filter(value, name, list(arguments), [], None, None)
 
 
+_VALUES = frozenset({dict, str, int, float, bool, list, tuple, range})
+
+
 class _Minijinja(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         parsed: nodes.Template = _Differences().visit(super()._parse(source, name, filename))
         return parsed.set_environment(self)  # type: ignore[return-value]
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Returns a field of a dict: its methods are not values."""
-        if type(obj) is not dict:
+        """Returns a field of a dict: the methods of a value are not its fields."""
+        if type(obj) not in _VALUES:
             return super().getattr(obj, attribute)
-        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        is_field = type(obj) is dict and attribute in obj
+        return obj[attribute] if is_field else self.undefined(obj=obj, name=attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        is_field = isinstance(argument, str) and type(obj) is dict
+        is_field = isinstance(argument, str) and type(obj) in _VALUES
         return self.getattr(obj, argument) if is_field else super().getitem(obj, argument)
 
 

@@ -10,7 +10,7 @@ from router.admission.quotas import Hold
 from router.admission.tenant import OPEN_TENANT, Tenant
 from router.decision import Candidate, Direct, RouteDecision, Split
 from router.engines.handoff.dialect import split_refusal
-from router.engines.lacks import needs
+from router.engines.lacks import USAGE_OF_STREAMS, needs
 from router.errors import INTERNAL
 from router.observe.ended import Failure, RecordedDecision
 from router.phases import Phases
@@ -117,6 +117,7 @@ class RequestContext(msgspec.Struct, eq=False):
         self.request, self.reader = request, ResponseReader(self.reader.format)
         self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
         self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
+        self.compared = ()
         self._split_refusal = None
 
     def ask_no_usage(self) -> None:
@@ -129,6 +130,11 @@ class RequestContext(msgspec.Struct, eq=False):
     def needs(self) -> tuple[str, ...]:
         """What this request needs that not every pod of its model has."""
         return needs(self.request, self.head.target)
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """What it asks for: what it needs, and what only the router wants of it."""
+        return (*self.needs, USAGE_OF_STREAMS) if self.request.usage is UsageShown.NONE else self.needs
 
     @property
     def client(self) -> str:

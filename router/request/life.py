@@ -69,7 +69,7 @@ class Observers:
 
 
 COMPARED_EVERY = 10_000
-"""Chats per chat whose tokens are compared with the count of its pod."""
+"""Prompts per prompt whose tokens are compared with the count of its pod, if it is a chat that was read."""
 
 
 class Core:
@@ -93,7 +93,7 @@ class Core:
     ) -> None:
         self.state, self.rules, self.clock, self.charges = state, rules, clock, charges
         self.counters = counters = observers.counters
-        self._chats = 0
+        self._read_prompts = 0
         self.decisions = RequestDecisions(state, routing, observers.recorder, counters, clock)
         self.queues = RequestQueues(queue, state, self.decisions, counters, clock) if queue is not None else None
         self.endings = Endings(state, counters, observers.sinks, clock, charges, self.queues, records_usage)
@@ -219,9 +219,9 @@ class Core:
         if request.prompt:
             found = await do.tokens(request)
             context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
-            if context.prompt is not None and request.endpoint.api.is_chat and not context.prompt.has_media:
-                self._chats += 1
-                context.compared = tuple(concerned_by(request.body)) if self._chats % COMPARED_EVERY == 0 else ()
+            self._read_prompts += 1
+            if self._read_prompts % COMPARED_EVERY == 0:
+                context.compared = _compared_rules(context)
 
     def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:
         """The router's own answer to a request about tokens, which needs no prompt on a pod."""
@@ -251,6 +251,14 @@ def _may_fall_back(context: RequestContext, error: RouterError) -> bool:
         return isinstance(error, CANNOT_SERVE)
     received = sum(failure.error != ConnectFailed.code for failure in context.failures)
     return not received or (context.repeatable and received < MAX_FAILED_ATTEMPTS)
+
+
+def _compared_rules(context: RequestContext) -> tuple[str, ...]:
+    """The rules of chats that concern a request, if its tokens are known."""
+    prompt, request = context.prompt, context.request
+    if prompt is None or prompt.has_media or not request.endpoint.api.is_chat:
+        return ()
+    return tuple(concerned_by(request.body))
 
 
 def _may_have_uuids(context: RequestContext) -> bool:

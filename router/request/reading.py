@@ -63,6 +63,7 @@ class RequestReader:
         self._max_messages = max_messages
         self._configured = configured
         self._session_headers = tuple(name.encode() for name in edge.session_headers)
+        self._known_session_headers = frozenset(self._session_headers)
         self._tenant_header = edge.tenant_header.lower().encode()
 
     def read(
@@ -130,10 +131,8 @@ class RequestReader:
         """The session id of the first header that has one, else of the body, among those of the tenant; empty without
         one. That of OpenAI's clients is the key by which they share caches."""
         found = getattr(parsed, "session_id", None) or getattr(parsed, "prompt_cache_key", None) or ""
-        for header in self._session_headers:
-            if named.get(header):
-                found = _name(named, header)
-                break
+        if not self._known_session_headers.isdisjoint(named):
+            found = next((name for header in self._session_headers if (name := _name(named, header))), found)
         return f"{tenant.name}/{found}" if found and tenant.name else found
 
     def _chosen(

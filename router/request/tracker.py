@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
 from router.engines.engine_catalog import ENGINES
-from router.engines.lacks import LACK_STATUSES, lacking
-from router.errors import ConnectFailed, NoReadyPod, NotServed, UpstreamBroken, UpstreamError, UsageRefused
+from router.engines.lacks import LACK_STATUSES, USAGE_OF_STREAMS, lacking
+from router.errors import ConnectFailed, NoReadyPod, NotServed, UpstreamBroken, UpstreamError
 from router.index.stored_responses import StoredResponse
 from router.observe.counters import Counters
 from router.observe.ended import Failure
@@ -37,7 +37,7 @@ from router.request.continuation.later_pods import MOVED
 from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.request.response_reader import has_early_error
-from router.request.usage_filter import REFUSED_STATUSES, UsageFilter, refuses_asking
+from router.request.usage_filter import UsageFilter
 from router.types import Endpoint, Pod, PodId, UsageShown
 
 UNARY_PREFILL_SLACK = 1.5
@@ -165,7 +165,8 @@ class Tracker:
         context, state, prompt = self.context, self._state, self.context.prompt
         if self.stream is not None:
             self.stream.begin(candidate, now_s)
-        if candidate.pod.refuses_usage:
+        self._lack = ""
+        if USAGE_OF_STREAMS in candidate.pod.lacks:
             context.ask_no_usage()
         context.tries += 1
         context.sent_s = now_s
@@ -222,7 +223,6 @@ class Tracker:
         is_opaque = kind not in (EVENT_STREAM, JSON)
         if is_opaque or context.tries > 1:
             context.reader.begin(is_opaque=is_opaque)
-        self._lack = ""
         self._held, self._held_bytes, self._begun = None if self._rules.hands_over else [], 0, False
         self._filter = self._usage_filter() if self._has_events and status < 400 else None
         self._is_sampled, self._last_step_s = context.request.stream and self._rules.is_sampled(), None
@@ -299,8 +299,7 @@ class Tracker:
         candidate = self.context.candidate
         assert candidate is not None
         self.release(now_s)
-        if isinstance(error, UsageRefused):
-            self.learn_refusal()
+        if isinstance(error, NotServed) and self._lack == USAGE_OF_STREAMS:
             self.context.ask_no_usage()
             return candidate
         if isinstance(error, NotServed):
@@ -381,10 +380,8 @@ class Tracker:
         joined = held[0] if len(held) == 1 else b"".join(held)
         if self._says_dead(joined) and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
-        if self.says_lack(joined) and self._next() is not None:
+        if self.says_lack(joined) and (self._lack == USAGE_OF_STREAMS or self._next() is not None):
             raise NotServed(f"pod {self._pod} does not serve {self._lack}", pod=self._pod)
-        if self.context.status in REFUSED_STATUSES and self.refuses_usage(joined):
-            raise UsageRefused(f"pod {self._pod}: it does not know `stream_options`", pod=self._pod)
         self._held, self.context.has_sent = None, True
         if self.stream is not None and not self.stream.is_recorded:
             self.stream.drop_body()
@@ -400,15 +397,10 @@ class Tracker:
         context = self.context
         if context.status in LACK_STATUSES and context.candidate is not None:
             pod = context.candidate.pod
-            self._lack = lacking(ENGINES[pod.engine].lack_answers, context.status, said, context.needs)
+            self._lack = lacking(ENGINES[pod.engine].lack_answers, context.status, said, context.asks)
             if self._lack:
                 self._rules.suspect(pod, self._lack)
         return bool(self._lack)
-
-    def refuses_usage(self, error: bytes) -> bool:
-        """Whether the pod has refused the usage that only the router has asked for."""
-        is_asked = self.context.request.usage is UsageShown.NONE
-        return is_asked and self.context.status in REFUSED_STATUSES and refuses_asking(error)
 
     def _says_dead(self, held: bytes) -> bool:
         """Whether a held error says that the pod's engine is gone. The answer of a model may say so, too."""
@@ -416,10 +408,6 @@ class Tracker:
         assert candidate is not None
         is_error = self.context.status == DOUBTFUL_STATUS or (self._has_events and has_early_error(held))
         return is_error and ENGINES[candidate.plan.pod.engine].is_dead(held)
-
-    def learn_refusal(self) -> None:
-        """Ask this pod no more for usage that a client has not asked for."""
-        self._state.fleet.learn(self._pod, refuses_usage=True)
 
     def _stepped(self, now_s: float) -> None:
         """A piece has come: about one decode step of the pod that answers."""

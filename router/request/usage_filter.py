@@ -16,7 +16,6 @@ from router.apis.openai import ASKED_USAGE
 from router.guards import Bound
 from router.types import UsageShown
 
-REFUSED_STATUSES = frozenset({400, 422})
 MAX_EVENT_BYTES = 256 * 1024
 """A longer event passes as it came."""
 MAX_HELD_BYTES = 256 * 1024
@@ -69,11 +68,6 @@ def asking_options(options: msgspec.Raw) -> _Fields:
 def without_asking(body: bytes) -> bytes:
     """A body whose end asks for usage, as the client has sent it; any other body as it is."""
     return body[: -len(_ASKED_END)] + b"}" if body.endswith(_ASKED_END) else body
-
-
-def refuses_asking(error: bytes) -> bool:
-    """Whether an error of a pod is about what only the router has asked for."""
-    return b"stream_options" in error or b"include_usage" in error
 
 
 @dataclass(slots=True, eq=False)

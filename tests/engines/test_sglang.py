@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.engines.adapter import KvEventSource, PodFacts
 from router.engines.engine_catalog import ENGINES
+from router.guards import OutOfRange
 from router.types import Pod, PodLoad
 from tests.kit.scenes import make_pod
 
@@ -43,6 +45,29 @@ def test_load_is_of_all_ranks_or_of_one() -> None:
     """By dp_rank; tensor-parallel ranks are not summed."""
     assert SGLANG.parse_load(METRICS, None, 1.0) == PodLoad(4, 2, 0.25, 1.0)
     assert SGLANG.parse_load(METRICS, 0, 1.0) == PodLoad(3, 2, 0.5, 1.0)
+
+
+def test_a_published_load_is_of_one_rank() -> None:
+    """Later releases append fields. Where the capacity is unknown, so is the share in use."""
+    stat = ["LoadStat", 3, 2, 500, 1000, 0, 7, 507, 64, 0, 0, "new"]
+    assert SGLANG.parse_published_load(msgspec.msgpack.encode(stat), 1.0) == PodLoad(3, 2, 0.5, 1.0)
+    stat[3:5] = 500, 0
+    assert SGLANG.parse_published_load(msgspec.msgpack.encode(stat[:6]), 1.0) == PodLoad(3, 2, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("stat", [["LoadStat", -1, 0, 0, 0], ["LoadStat", 1, 1 << 62, 0, 0], ["KvStat", 1, 1, 1, 1], 7])
+def test_another_load_is_refused(stat: Any) -> None:
+    with pytest.raises(OutOfRange):
+        SGLANG.parse_published_load(msgspec.msgpack.encode(stat), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rank", "ranks", "endpoint"), [(None, 1, "tcp://a:6000"), (1, 2, "tcp://a:6001"), (None, 2, "")]
+)
+def test_a_rank_publishes_its_load_on_a_port_of_its_own(rank: int | None, ranks: int, endpoint: str) -> None:
+    kv = KV | {"load_endpoint_port_base": 6000, "load_topic": "load"}
+    facts = describe(make_pod(engine="sglang", dp_rank=rank), dp_size=ranks, kv_events=kv)
+    assert facts.load_endpoint == endpoint
 
 
 def test_a_rank_publishes_on_the_base_port_and_its_number() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 grpc: Any = pytest.importorskip("grpc")
 
+from router.engines.lacks import USAGE_OF_STREAMS  # noqa: E402
 from router.frontends.extproc.messages import (  # noqa: E402
     BUFFERED,
     FULL_DUPLEX_STREAMED,
@@ -221,7 +222,7 @@ async def test_responses_that_pass_the_picker_are_unchanged_and_counted(picker: 
 
 
 async def test_streams_that_pass_the_picker_hide_usage_that_only_it_has_asked_for(picker: Pick) -> None:
-    """It is counted. Where responses do not pass, nothing is asked; a refusal is remembered."""
+    """It is counted. Where responses do not pass, nothing is asked, nor is a pod that is known to refuse it."""
     text = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\n'
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n'
     async with picker(1) as picking:
@@ -241,6 +242,8 @@ async def test_streams_that_pass_the_picker_hide_usage_that_only_it_has_asked_fo
         await refused.respond(400)
         await refused.send(response_body={"body": b'{"error":"stream_options"}', "end_of_stream": True})
         assert (await refused.receive()).WhichOneof("response") == "response_body"
+        for pod in picking.pods:
+            picking.program.fleet.learn(pod, lacks=frozenset({USAGE_OF_STREAMS}))
         asked = await picking.stream().ask(chat(stream=True), modes=DUPLEX)
         assert b"stream_options" not in asked.body
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.engines.lacks import LARGE_BODY, SEVERAL_ANSWERS
+from router.engines.lacks import LARGE_BODY, SEVERAL_ANSWERS, USAGE_OF_STREAMS
 from router.engines.vllm import RUST_LACKS
 from router.feeds import lacks_test
 from router.feeds.lacks_test import LacksTest
@@ -74,6 +74,27 @@ async def test_a_suspicion_counts_once_the_pod_confirms_it(network: Network) -> 
         await until(lambda: world.pod.lacks == {"/v1/messages", SEVERAL_ANSWERS})
         world.test.suspect(world.pod, "/v1/responses")
         assert not world.test.check.due(world.fleet.snapshot.pods[0])
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_a_pod_that_refuses_the_usage_of_streams_refuses_it_of_the_router(
+    network: Network, refuses: bool
+) -> None:
+    """A client whose name of a model is `stream_options` changes nothing."""
+    asked: list[bytes] = []
+
+    def answer(request: httpx.Request) -> bytes:
+        asked.append(request.content)
+        return b'{"error":"unknown field: stream_options"}'
+
+    world = LackingWorld(network)
+    world.server.answers["/v1/chat/completions"] = answer
+    world.server.statuses = {"/v1/chat/completions": 422} if refuses else {}
+    async with running(world.feed):
+        world.test.suspect(world.pod, USAGE_OF_STREAMS)
+        await until(lambda: not world.test.check.due(world.fleet.snapshot.pods[0]))
+    assert (world.pod.lacks, len(asked)) == ({USAGE_OF_STREAMS} if refuses else frozenset(), 1)
+    assert b'"stream_options":{"include_usage":true}' in asked[0].replace(b" ", b"")
 
 
 async def test_an_answer_that_says_nothing_is_asked_for_again(network: Network) -> None:

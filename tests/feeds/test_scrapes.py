@@ -6,7 +6,9 @@ import asyncio
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
+import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -20,7 +22,8 @@ from router.fleet.breaker import Probes
 from router.fleet.fleet import Fleet, PodEvent
 from router.fleet.ledger import Ledger
 from router.types import PodLoad, PodState, Role
-from tests.kit.deadlines import running, until
+from tests.kit.closed_port import closed_port
+from tests.kit.deadlines import DEADLINE_S, running, until
 from tests.kit.fake_pods import watched
 from tests.kit.scenes import fleet_of, make_pod
 
@@ -70,6 +73,40 @@ async def test_slow_pods_do_not_delay_others(network: Network) -> None:
     assert network["slow"].asked["/metrics"] == 1
     assert network["quick"].busiest == 1
     assert load(fleet, "slow") == PodLoad()
+
+
+# --- pods that publish their load ---
+
+
+@pytest.mark.net
+async def test_a_pod_that_publishes_its_load_is_not_scraped(network: Network) -> None:
+    """Until it is silent. What it waits for of this router is not foreign."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as pub:
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+        fleet = fleet_of(make_pod("a", engine="sglang", load_endpoint=f"tcp://127.0.0.1:{port}"))
+        network["a"].answers["/metrics"] = b"sglang:num_running_reqs 1\n"
+        feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
+        async with running(watched(fleet, feed.check)):
+            for waiting in (2, 5):
+                async with asyncio.timeout(DEADLINE_S):
+                    while load(fleet, "a").waiting != waiting:
+                        stat = msgspec.msgpack.encode(["LoadStat", 3, waiting, 500, 1000, 0])
+                        await pub.send_multipart([b"load", bytes(8), stat])
+                        await asyncio.sleep(0.001)
+            assert (load(fleet, "a").running, load(fleet, "a").kv_usage) == (3, 0.5)
+            assert network["a"].asked["/metrics"] == 0
+            await pub.send_multipart([b"load", bytes(8), b"nonsense"])
+            await until(lambda: load(fleet, "a").running == 1)
+
+
+@pytest.mark.net
+async def test_a_pod_whose_load_cannot_be_reached_is_scraped(network: Network) -> None:
+    with closed_port() as port:
+        fleet = fleet_of(make_pod("a", engine="sglang", load_endpoint=f"tcp://127.0.0.1:{port}"))
+        network["a"].answers["/metrics"] = b"sglang:num_running_reqs 1\n"
+        feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=0.001, load_timeout_s=60.0))
+        async with running(watched(fleet, feed.check)):
+            await until(lambda: load(fleet, "a").running == 1)
 
 
 async def test_an_idle_pod_is_scraped_half_as_often(network: Network) -> None:

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from router.apis.anthropic_messages import messages_probes
 from router.apis.api import PROBE_BLOCKS
-from router.apis.chat_rules import RULES
+from router.apis.chat_rules import ALL_IN_ONE, RULES
 from router.feeds.self_test import (
     Parity,
     ParityReport,
@@ -380,7 +380,7 @@ async def test_a_failing_pod_is_tested_until_it_passes(world: SelfTestWorld) -> 
 
 def is_own(body: Mapping[str, Any]) -> bool:
     """Whether a probe is not one of those of the rules of chats, which `test_rules_test.py` is about."""
-    return all(body["messages"] != rule.chat["messages"] for rule in RULES)
+    return all(body["messages"] != chat["messages"] for chat in (ALL_IN_ONE, *(rule.chat for rule in RULES)))
 
 
 async def test_messages_are_trusted_only_after_a_test_of_their_own(world: SelfTestWorld) -> None:

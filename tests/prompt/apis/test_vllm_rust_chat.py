@@ -106,6 +106,12 @@ def test_absent_tools_are_undefined(deepseek: Tokenizer) -> None:
     assert rendered(deepseek, "{{ tools is defined }}{{ documents is defined }}", HI) == "FalseFalse"
 
 
+def test_a_method_that_is_not_called_is_undefined(deepseek: Tokenizer) -> None:
+    """So a field that a text could not have, such as the title of a document, is not one of its methods."""
+    template = "{{ d.title is defined }}{{ d['title'] }}{{ [1].index }}{{ {'a': 1}.items }}{{ d.strip() }}"
+    assert rendered(deepseek, "{% set d = ' x ' %}" + template, HI) == "Falsex"
+
+
 def test_variables_of_the_request_override_all_others(deepseek: Tokenizer) -> None:
     asked = {"add_generation_prompt": False, "tools": "T", "x": None}
     text = rendered(deepseek, "{{ add_generation_prompt }}{{ tools }}{{ x }}", HI, chat_template_kwargs=asked)
