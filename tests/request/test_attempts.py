@@ -30,9 +30,10 @@ def retries(pods: ScriptedPods, reason: str, refused: str = "") -> float:
     return pods.counted(f"warmroute_retries{refused}_total", reason=reason)
 
 
-def test_a_busy_pod_is_replaced_by_the_next_candidate() -> None:
-    """Its 503 is a failure that the client does not see."""
-    pods = ScriptedPods(a=BUSY, b=serving)
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_busy_pod_is_replaced_by_the_next_candidate(status: int) -> None:
+    """Its answer is a failure that the client does not see."""
+    pods = ScriptedPods(a=responding(status, b'{"error": {}}'), b=serving)
     served = pods.chat()
     assert (served.status, served.received, served.asked) == (200, WHOLE, ["a", "b"])
     assert served.context is not None and [failure.pod for failure in served.context.failures] == ["a"]

@@ -56,3 +56,10 @@ def test_refusals_of_the_router_have_a_line() -> None:
     router.chat(tenant)
     expected = [(404, "model_not_found", 0), (503, "overloaded", 0), (429, "rate_limit_exceeded", 0)]
     assert endings(router) == expected
+
+
+def test_without_tenants_requests_have_a_line_too() -> None:
+    router = MemoryRouter(records_all=True)
+    whole(router.chat(stream=False))
+    (line,) = router.known.usage_lines
+    assert (json.loads(line)["tenant"], json.loads(line)["output_tokens"]) == ("", 4)
