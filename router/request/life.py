@@ -19,21 +19,10 @@ from msgspec.structs import replace
 from router.apis.chat_rules import concerned_by
 from router.decision import Candidate
 from router.engines.engine_catalog import ENGINES, accepts_salt
-from router.errors import (
-    ConnectFailed,
-    ContextTooLong,
-    NoReadyPod,
-    Overloaded,
-    RouterError,
-    UnknownModel,
-    UpstreamError,
-    UpstreamTimeout,
-)
+from router.errors import RouterError, UpstreamError
 from router.observe.counters import Counters
 from router.observe.ended import EndingSink, RecordedDecision
 from router.phases import Phases
-from router.policy.eligible import ready_pods
-from router.policy.retry import MAX_FAILED_ATTEMPTS
 from router.prompt.pictures.uuids import SEARCHED_BYTES, may_have_uuid
 from router.request.attempt_rules import AttemptRules
 from router.request.context import RequestContext
@@ -42,6 +31,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
+from router.request.fallbacks import may_fall_back, received, usable
 from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import Head, HeaderList
 from router.request.queues import QueueSettings, RequestQueues
@@ -53,10 +43,6 @@ from router.types import Endpoint, FleetSnapshot, InferenceRequest, Pod, PodStat
 
 CONTINUED = WITH_IDS | REPEATED
 """Endpoints whose streams another pod may continue."""
-
-
-CANNOT_SERVE = (NoReadyPod, UnknownModel, ContextTooLong, Overloaded)
-"""Why another model of a name serves a request: not for what is its client's or its tenant's own fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +91,30 @@ class Core:
         not to its end."""
         self.counters.requests_began(1)
         try:
-            while True:
+            while True:  # again for each fallback; inline, so that other requests do not pay for it
                 try:
-                    await self._serve_by_model(context, client, do)
+                    if self.charges is not None and context.tenant.quotas:  # admit
+                        await self.charges.begin(context, do)
+                    if context.request.stream and (
+                        self._counts_tokens or (context.hold and context.hold.applied.output)
+                    ):
+                        context.reader = TokenCountingReader(context.reader.format)
+                    await self._read(context, do, context.tenant.name)  # fingerprint
+                    if (
+                        context.request.endpoint.api.is_about_tokens
+                        and (answer := self._token_answer(context)) is not None
+                    ):
+                        await do.answer(answer, context.request.id, client)
+                        return
+                    if not self._trusts_uuids and _may_have_uuids(context):
+                        body = await do.without_uuids(context.request.body, context.tenant)
+                        context.request = replace(context.request, body=body)
+                    self.decisions.decide(context, self.clock.now_s())  # match, decide
+                    if self.charges is not None and context.hold is not None:
+                        await self.charges.charge(context, self._charged_output(context), do)
+                    if self.queues is not None and context.needs_place:
+                        await self.queues.wait_for_place(context, do)
+                    await self.attempts(self.tracker(context), client, do)
                     return
                 except RouterError as error:
                     if client.started or not await self._falls_back(context, error, do):
@@ -123,41 +130,18 @@ class Core:
         finally:
             self.endings.end(context, was_slow=client.was_slow)
 
-    async def _serve_by_model(self, context: RequestContext, client: Downstream, do: Effects) -> None:
-        if self.charges is not None and context.tenant.quotas:  # admit
-            await self.charges.begin(context, do)
-        if context.request.stream and (self._counts_tokens or (context.hold and context.hold.applied.output)):
-            context.reader = TokenCountingReader(context.reader.format)
-        await self._read(context, do, context.tenant.name)  # fingerprint
-        if context.request.endpoint.api.is_about_tokens and (answer := self._token_answer(context)) is not None:
-            await do.answer(answer, context.request.id, client)
-            return
-        if not self._trusts_uuids and _may_have_uuids(context):
-            body = await do.without_uuids(context.request.body, context.tenant)
-            context.request = replace(context.request, body=body)
-        self.decisions.decide(context, self.clock.now_s())  # match, decide
-        if self.charges is not None and context.hold is not None:
-            await self.charges.charge(context, self._charged_output(context), do)
-        if self.queues is not None and context.needs_place:
-            await self.queues.wait_for_place(context, do)
-        await self.attempts(self.tracker(context), client, do)
-
     async def _falls_back(self, context: RequestContext, error: RouterError, do: Effects) -> bool:
         """Whether another model of the request's name is to serve it: the first that has a ready pod."""
         request, fleet = context.request, self.state.fleet
-        if not request.fallbacks or not _may_fall_back(context, error):
+        if not request.fallbacks or not may_fall_back(context, error):
             return False
-        for number, name in enumerate(request.fallbacks, 1):
-            model, found = fleet.resolve(name), ready_pods(fleet.snapshot, name)
-            if model is not None and context.tenant.may_use(*model) and (found.direct or found.prefill):
-                if self.charges is not None:
-                    self.charges.withdraw(context)
-                salts = accepts_salt(fleet.snapshot, name, request.endpoint)
-                left = request.fallbacks[number:]
-                context.begin_again(
-                    await do.in_thread(partial(for_model, request, model, left, error.code, salts=salts))
-                )
-                return True
+        for number, model in usable(context, fleet, received(context)):
+            if self.charges is not None:
+                self.charges.withdraw(context)
+            salts = accepts_salt(fleet.snapshot, request.fallbacks[number - 1], request.endpoint)
+            left = request.fallbacks[number:]
+            context.begin_again(await do.in_thread(partial(for_model, request, model, left, error.code, salts=salts)))
+            return True
         return False
 
     async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
@@ -241,16 +225,6 @@ class Core:
             self.endings.failed(context, error, has_answered=client.started)
         else:
             self.endings.interrupted(context, by_client=client.disconnected)
-
-
-def _may_fall_back(context: RequestContext, error: RouterError) -> bool:
-    """Whether pods of another model may serve a request that ended so, which other pods may have received."""
-    if context.stored_pod or context.is_picked:
-        return False
-    if isinstance(error, UpstreamTimeout) or not isinstance(error, UpstreamError):
-        return isinstance(error, CANNOT_SERVE)
-    received = sum(failure.error != ConnectFailed.code for failure in context.failures)
-    return not received or (context.repeatable and received < MAX_FAILED_ATTEMPTS)
 
 
 def _compared_rules(context: RequestContext) -> tuple[str, ...]:

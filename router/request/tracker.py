@@ -34,6 +34,7 @@ from router.request.booking import AttemptPredictions, Booking
 from router.request.context import RequestContext
 from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import MOVED
+from router.request.fallbacks import usable
 from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.request.response_reader import has_early_error
@@ -103,9 +104,12 @@ class Tracker:
 
     @property
     def is_last(self) -> bool:
-        """Whether no other candidate may be tried once a pod has received this attempt."""
-        tried = len(self.context.suspects) + 1 >= MAX_FAILED_ATTEMPTS
-        return tried or not self.context.repeatable or self._next() is None
+        """Whether nothing else may be tried once a pod has received this attempt: no candidate, and no fallback."""
+        context, tried = self.context, len(self.context.suspects) + 1
+        if not context.repeatable:
+            return True
+        has_fallback = bool(context.request.fallbacks) and any(usable(context, self._state.fleet, tried))
+        return not has_fallback and (tried >= MAX_FAILED_ATTEMPTS or self._next() is None)
 
     def _next(self) -> Candidate | None:
         """The next usable candidate, preferably one without pods that failed this request; None if there is none."""

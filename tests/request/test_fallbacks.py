@@ -96,6 +96,23 @@ def test_an_slo_that_cannot_be_met() -> None:
     assert is_served_by_fallback(rig, rig.chat(model="chat"), "overloaded")
 
 
+def test_a_last_pod_that_answers_503() -> None:
+    """Its answer is not the client's while a fallback can serve."""
+    rig = rig_of()
+    rig.known.fleet.event("b", PodEvent.EJECT)
+    served = rig.chat(model="chat")
+    assert not served.head(503, is_stream=False)
+    assert is_served_by_fallback(rig, served, "upstream_broken")
+
+
+def test_without_a_ready_fallback_the_last_pods_own_answer_is_relayed() -> None:
+    rig = rig_of()
+    for pod in "bc":
+        rig.known.fleet.event(pod, PodEvent.EJECT)
+    served = rig.chat(model="chat")
+    assert served.head(503, is_stream=False) and served.status == 503
+
+
 def test_a_request_that_two_pods_have_not_survived_reaches_no_third() -> None:
     rig = rig_of()
     served = rig.chat(model="chat")
