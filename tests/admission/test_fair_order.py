@@ -146,11 +146,12 @@ class AnyOrder(RuleBasedStateMachine):
         """A band in which nobody waits begins anew. A tenant without requests is remembered for what it owes alone."""
         self.waiting.remove(one)
         band = one.tenant.band
-        if not any(other.tenant.band == band for other in self.waiting):
-            self.levels_ms[band] = 0
+        begins_anew = not any(other.tenant.band == band for other in self.waiting)
+        if begins_anew:
+            self.levels_ms[band] = 0.0
         for tenant in TENANTS:
-            idle = tenant.band == band and not self.of(tenant)
-            if idle and (not self.levels_ms[band] or self.got_ms.get(tenant.name, 0.0) <= self.levels_ms[band]):
+            owes_ms = self.got_ms.get(tenant.name, 0.0) - self.levels_ms[band]
+            if tenant.band == band and not self.of(tenant) and (begins_anew or owes_ms <= 0):
                 self.got_ms.pop(tenant.name, None)
 
     @rule(tenant=st.sampled_from(TENANTS), prefill_ms=PREFILLS, start_by_s=st.sampled_from([1.0, 2.0, 3.0]))
