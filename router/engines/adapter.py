@@ -151,6 +151,8 @@ class EngineAdapter:
     gauges: LoadGauges
     faults_path: str = ""
     """Where its ranks report faults that the health path does not show."""
+    sleep_path: str = ""
+    """Where it says whether it sleeps; empty where it cannot sleep."""
     lack_answers: tuple[Lack, ...] = COMMON_LACKS
     """The answers by which a pod says that it lacks what a request needs."""
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
@@ -171,6 +173,8 @@ class EngineAdapter:
     own way."""
     front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {}
     """The same by its other front ends."""
+    rust_lacks: Sequence[str] = ()
+    """What its front end in Rust is known to lack."""
     identify_picture: Identify | None = None
     """How it identifies a picture; None where that is unknown."""
 
@@ -216,13 +220,21 @@ class EngineAdapter:
         """Which of these faults keeps the pod from serving; "" if none does."""
         return ""
 
+    def is_asleep(self, said: bytes) -> bool:
+        """Whether the engine sleeps, by what it says at `sleep_path`."""
+        return False
+
+    def wake_calls(self, metrics: bytes) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """Paths and bodies that wake the engine with these metrics; none where that is not known."""
+        return ()
+
     def continues(self, pod: Pod) -> frozenset[Endpoint]:
         """Where the pod's release gives the token ids of a stream, and takes them back as a prompt."""
         return frozenset()
 
     def may_lack(self, pod: Pod) -> Sequence[str]:
         """What a new pod is asked for, because others like it lack it."""
-        return ()
+        return self.rust_lacks if pod.front_end == "rust" else ()
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from

@@ -157,10 +157,13 @@ class RequestReader:
         return _Target(model, name, fallbacks)
 
     def _served(self, target: _Target) -> _Target:
-        """The same, or its first fallback that a pod serves, if none serves the target."""
-        while target.fallbacks and self._fleet.resolve(target.model) is None:
-            target = _Target(target.fallbacks[0], target.name, target.fallbacks[1:], NoReadyPod.code)
-        return target
+        """The same, or its first fallback that a pod serves, if only that is served."""
+        found = target
+        while self._fleet.resolve(found.model) is None:
+            if not found.fallbacks:
+                return target
+            found = _Target(found.fallbacks[0], found.name, found.fallbacks[1:], NoReadyPod.code)
+        return found
 
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))

@@ -331,6 +331,17 @@ def test_a_prefill_pod_does_not_answer_otherwise(reason: str) -> None:
     assert "p0" not in whole(seen, BY_PRICE if reason == "not priced" else BY_WAIT)
 
 
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_prefill_pod_that_is_full_of_held_kv_gets_no_prompt(is_full: bool) -> None:
+    """It computes nothing, and the leases of its KV end late."""
+    held = PodLoad(kv_usage=0.99 if is_full else 0.5, scraped_at_s=1.0)
+    prefills = [half(f"p{number}", Role.PREFILL, capacity_tokens=6400) for number in range(2)]
+    statuses = [PodStatus(prefills[0], PodState.READY, held), *ready(prefills[1], half("d0", Role.DECODE))]
+    busy = InFlight(1, 1, prefill_ms=500.0, head_ms=500.0)
+    found = pairs(asked(*statuses, inflight={"p1": busy}), policy("queue", "prefill", "handoff", "held_kv"))
+    assert (found["p0", "d0"].cost.total_ms > found["p1", "d0"].cost.total_ms) is is_full
+
+
 def equal_decode_pods(turn: int) -> Scene:
     """One prefill pod, and five decode pods that hold nothing and are slow at prefills."""
     slow = replace(SPEED, c1_ms_per_token=10.0)

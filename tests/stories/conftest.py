@@ -34,6 +34,7 @@ from router.config.schema import (
 from router.config.tokenizer_files import TokenizerSource
 from router.engines.engine_catalog import ENGINES
 from router.fleet.breaker import Probes
+from router.fleet.scaling import Scaling
 from router.frontends.http.protocol import EdgeProtocol
 from router.frontends.http.server import DrainingServer, SocketServer, address_of, bind_port
 from router.prompt import template as template_module
@@ -256,6 +257,7 @@ def deploy(
         usage: Path | None = None,
         admission: AdmissionConfig | None = None,
         continuation: ContinuationConfig | None = None,
+        scaling: Scaling | None = None,
         wait: bool = True,
         host: str = "127.0.0.1",
         reach: Callable[[MockEngine], dict[str, Any]] = lambda engine: {"url": engine.url},
@@ -265,7 +267,11 @@ def deploy(
         async with asyncio.timeout(DEADLINE_S), running_engines(configs) as running:
             config = RouterConfig(
                 policy=policy,
-                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
+                models=(
+                    ModelConfig(
+                        **{"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, **(model or {})}
+                    ),
+                ),
                 pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in running),
                 edge=edge or Edge(),
                 limits=limits or Limits(),
@@ -276,6 +282,7 @@ def deploy(
                 usage=UsageFile(file=str(usage) if usage else None),
                 admission=admission,
                 continuation=continuation or ContinuationConfig(),
+                scaling=scaling or Scaling(),
                 probes=Probes(
                     **{"health_interval_s": 0.1, "load_interval_s": 0.05, "self_test_interval_s": 0.2, **(probes or {})}
                 ),

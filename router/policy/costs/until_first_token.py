@@ -242,6 +242,43 @@ class KvWaitTerm(CostTerm):
         return self.weight * short_tokens / max(used_tokens, 1.0) * request.output_tokens * step_ms
 
 
+class HeldKvTerm(CostTerm):
+    """How long until a prefill pod has space, if it holds KV that no decode pod has read?
+
+    It holds the KV of each handoff until a decode pod has read it, or until a lease ends. Where that KV fills the pod,
+    a new prompt waits, although the pod computes nothing:
+
+        held = KV in use * KV capacity
+        short = held + n - KV capacity                      0 if all fits
+        held_kv = weight * short / held * 1000 * lease_s    0 on pods that decode: `kv_wait`
+
+    Leases end one by one: a share of the KV is free after that share of the lease. 0 if the capacity is unknown.
+    Source: docs/cost-model.md#kv-that-waits-for-decode-pods.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
+    weight: NonNegativeFloat = 1.0
+    lease_s: NonNegativeFloat = 30.0
+    """How long the engine holds KV that nobody reads: 30 for Nixl and p2p, 60 for TensorRT-LLM, 480 for Mooncake."""
+
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [self._waiting_ms(at, at.pod.capacity_tokens or 0) for at in placements]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.pod.role is Role.PREFILL and at.pod.capacity_tokens:
+            yield Input("n", "prompt tokens", at.request.prompt_tokens)
+            yield Input("KV capacity", "tokens", at.pod.capacity_tokens)
+            yield Input("KV in use", "share", at.load.kv_usage)
+
+    def _waiting_ms(self, at: Placement, capacity_tokens: int) -> float:
+        held_tokens = at.load.kv_usage * capacity_tokens
+        short_tokens = held_tokens + at.request.prompt_tokens - capacity_tokens
+        if at.pod.role is not Role.PREFILL or short_tokens <= 0 or not held_tokens:
+            return 0.0
+        return self.weight * short_tokens / held_tokens * 1000 * self.lease_s
+
+
 def _context_waiting(at: Placement) -> float:
     """What our requests at a decode pod need beyond its KV in use. Prefixes that they share count once for each: so
     only while the engine says that requests wait."""
