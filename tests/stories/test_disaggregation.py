@@ -177,30 +177,6 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.REFUSE, FaultKind.DIE_BEFORE_ANSWER])
-async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, kind: FaultKind) -> None:
-    """The decode pod computes. Every dialect and failure: `tests/proxy/test_kv_transfer.py`."""
-    async with open_pair("nixl") as pair:
-        pair.prefill.inject(Fault(kind=kind))
-        answer = await pair.chat(opening("hills"), stream=True)
-        assert answer.status_code == 200
-        assert answer.text.endswith("data: [DONE]\n\n")
-        assert "error" not in answer.text
-        assert not pair.program.pods.state.ledger.inflight()
-        await pair.until(lambda: pair.decode.load.running == 0)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_kv_that_cannot_be_loaded_is_computed(open_pair: OpenPair, stream: bool) -> None:
-    """vLLM responds with 500, or with 200 and an error instead of the first token; neither reaches the client."""
-    async with open_pair("nixl") as pair:
-        pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
-        answer = await pair.chat(opening("dunes"), stream=stream)
-        assert answer.status_code == 200
-        assert "error" not in answer.text
-        assert pair.handoffs("decode_failed") == 1
-
-
 async def test_an_old_handoff_never_returns_a_wrong_response(
     open_pair: OpenPair, engine_config: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,25 +196,6 @@ async def test_an_old_handoff_never_returns_a_wrong_response(
         for _ in range(2):
             assert said(await pair.chat(chat)) == await alone(other, messages=chat)
         assert pair.handoffs("dropped") >= 1 and pair.handoffs("decode_failed") == 0
-
-
-@pytest.mark.parametrize("dialect", ["nixl", "bootstrap"])
-async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair, dialect: str) -> None:
-    """During an endless prefill and in mid-stream: both pods stop, and no lease remains."""
-    async with open_pair(dialect, time_scale=1.0) as pair:
-        pair.prefill.inject(Fault(kind=FaultKind.HANG))
-        for under_way in (
-            lambda: len(pair.program.pods.state.ledger.inflight()) == 2,
-            lambda: pair.decode.load.running == 1,
-        ):
-            body = {"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": True}
-            asking = asyncio.create_task(pair.client.post("/v1/chat/completions", json=body))
-            await pair.until(under_way)
-            asking.cancel()
-            await asyncio.wait([asking])
-            await pair.until(lambda: not any(each.load.running for each in pair.engines))
-            await pair.until(lambda: not pair.program.pods.state.ledger.inflight())
-        assert pair.ready() == 2
 
 
 async def test_cached_tokens_of_the_prefill_pod_are_predicted_exactly(open_pair: OpenPair) -> None:
