@@ -150,6 +150,14 @@ def test_what_the_decode_pod_holds_itself_is_not_handed_over() -> None:
     assert decide(seen, policy("prefill", "handoff")).candidates[0].cached_tokens == 1280
 
 
+def test_what_a_decode_pod_finds_in_a_store_is_transferred_all_the_same() -> None:
+    """From there or from the prefill pod. What it has in its own tiers is not: the first 1,280 tokens."""
+    held = PrefixMatch({"p0": (0, 0, 0, 100), "d0": (0, 0, 0, 100), "d1": (40, 40, 0, 20)})
+    found = pairs(asked(*ready(*apart(1, 2)), match=held))
+    tokens = {plan.decode.id: plan.handoff_tokens for each in found.values() if isinstance(plan := each.plan, Split)}
+    assert tokens == {"d0": TOKENS, "d1": 321}
+
+
 def test_what_the_prefill_pod_holds_is_what_is_expected_to_be_cached() -> None:
     """It computes only the rest, and hands over all."""
     pair = pairs(holding(asked(*ready(*apart())), "p0", 80))["p0", "d0"]

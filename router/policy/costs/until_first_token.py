@@ -18,11 +18,13 @@ from router.policy.term import (
     kv_inputs,
     link_inputs,
     prompt_inputs,
+    read_ms,
+    tier_reads,
     tokens_to_encode,
     transfer_inputs,
     work_ahead_inputs,
 )
-from router.types import Link, Role
+from router.types import Role
 
 
 class QueueTerm(CostTerm):
@@ -112,33 +114,18 @@ class TierReadTerm(CostTerm):
     delays: ClassVar[bool] = True
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [0.0 if at.held_tokens[0] == at.own_tokens else _reads_ms(at) for at in placements]
+        return [
+            0.0
+            if at.held_tokens[0] == at.own_tokens
+            else read_ms(at.request.links, at.held_tokens, at.pod.kv_bytes_per_token)
+            for at in placements
+        ]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        for name, link, tokens in _reads(at):
+        for name, link, tokens in tier_reads(at.request.links, at.held_tokens):
             yield Input("kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token)
             yield Input(f"{name} tokens", "tokens", tokens)
             yield from link_inputs(name, link)
-
-
-def _reads_ms(at: Placement) -> float:
-    ms = 0.0
-    for _, link, tokens in _reads(at):
-        ms += link.transfer_ms(tokens * at.pod.kv_bytes_per_token)
-    return ms
-
-
-def _reads(at: Placement) -> Iterator[tuple[str, Link, int]]:
-    """Name, link and held tokens of every tier that is read."""
-    links, (_, cpu_tokens, disk_tokens, remote_tokens) = at.request.links, at.held_tokens
-    tiers = (
-        ("cpu tier", links.cpu, cpu_tokens),
-        ("disk tier", links.disk, disk_tokens),
-        ("remote tier", links.remote, remote_tokens),
-    )
-    for name, link, tokens in tiers:
-        if link and tokens:
-            yield name, link, tokens
 
 
 class TransferTerm(CostTerm):
@@ -174,10 +161,10 @@ class HandoffTerm(CostTerm):
         T_x = handoff t0 + kv_bytes_per_token * handoff tokens / handoff B * (1 + handoff concurrent)
         handoff = T_x - min(T_x - handoff t0, T_prefill) * (layers - 1) / layers
 
-    `handoff tokens` are those that the decode pod does not hold, `handoff concurrent` the other transfers of the
-    prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV of a layer is sent while the next layers are
-    computed, which hides all but one layer's share. A policy without this term plans no splits. Source:
-    docs/cost-model.md#layer-by-layer.
+    `handoff tokens` are those that the decode pod does not hold itself (what it finds in a store is transferred, too),
+    `handoff concurrent` the other transfers of the prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV
+    of a layer is sent while the next layers are computed, which hides all but one layer's share. A policy without this
+    term plans no splits. Source: docs/cost-model.md#layer-by-layer.
     """
 
     side: ClassVar[Side] = Side.DECODE
