@@ -142,8 +142,6 @@ class Core:
         if not may_fall_back(context, error):
             raise error
         for number, found in usable(context, fleet, hosted, received(context), now_s):
-            if self.charges is not None:
-                self.charges.withdraw(context)
             left = request.fallbacks[number:]
             if isinstance(found, HostedModel):
                 try:
@@ -156,6 +154,8 @@ class Core:
                         raise
                     error = failed
                 continue
+            if self.charges is not None:
+                self.charges.withdraw(context)
             salts = accepts_salt(fleet.snapshot, request.fallbacks[number - 1], request.endpoint)
             context.begin_again(await do.in_thread(partial(for_model, request, found, left, error.code, salts=salts)))
             return True
@@ -179,6 +179,7 @@ class Core:
         spending = await charges.spend(context, one, do)
         if isinstance(spending, Refusal):
             return spending
+        charges.withdraw(context)
         try:
             context.begin_again(await do.in_thread(asked))
             context.unread_tokens, context.reader = tokens, TokenCountingReader(context.reader.format)
