@@ -63,6 +63,13 @@ def warm_chats(prose: SourceText, tokens: int, count: int) -> Iterator[Chat]:
         yield [*earlier[number * 7 % PREFIXES], tail]
 
 
+def parts_chats(prose: SourceText, tokens: int, count: int) -> Iterator[Chat]:
+    """The same with the last message in two parts, as agents send them: each front end of vLLM reads it otherwise."""
+    for *earlier, tail in warm_chats(prose, tokens, count):
+        texts = ("<context>", tail["content"])
+        yield [*earlier, {**tail, "content": [{"type": "text", "text": text} for text in texts]}]
+
+
 def pack(chats: Iterable[Chat], *, stream: bool) -> bytes:
     """The generator's input file."""
     return b"".join(struct.pack("<I", len(body)) + body for body in chat_bodies(chats, stream=stream))

@@ -1,5 +1,5 @@
 """Switches on what a plain load of `hotpath.py` does without: tenants, quotas, the queue, usage, KV events, Redis,
-continuation.
+continuation, pods of two front ends.
 
 KV events come from `mock_events.py`, a process next to the mocks. With Redis they take the way of a cluster: `warmroute
 publish` writes them to a real Valkey, from which the router reads. None of these processes is in the router's session,
@@ -56,6 +56,7 @@ class Duty(StrEnum):
     EVENTS = "events"
     REDIS = "redis"
     CONTINUATION = "continuation"
+    FRONT_ENDS = "two front ends"
 
 
 KEYS: Mapping[Duty, str] = {

@@ -31,7 +31,7 @@ import httpx
 import msgspec
 import typer
 
-from loadtest.bench.bodies import PREFIXES, TAIL_TOKENS, Chat, SourceText, fresh_chats, pack, warm_chats
+from loadtest.bench.bodies import PREFIXES, TAIL_TOKENS, Chat, SourceText, fresh_chats, pack, parts_chats, warm_chats
 from loadtest.bench.checkout import HERE, Checkout, UnknownSettings
 from loadtest.bench.duties import TENANTS, Duty, on_duty
 from loadtest.bench.rig import (
@@ -101,6 +101,9 @@ LOADS: Mapping[str, Load] = {
     "8K fresh": Load(fresh_chats, 8_000, 5_000, cached=NOTHING),
     "8K warm": Load(warm_chats, 8_000, 8_000),
     "2K warm, 200 a s": Load(warm_chats, 2_000, 1_200, per_s=200),
+    "2K warm, two front ends": Load(warm_chats, 2_000, 16_000, duties=(Duty.FRONT_ENDS,)),
+    "2K warm, parts": Load(parts_chats, 2_000, 16_000),
+    "2K warm, parts, two front ends": Load(parts_chats, 2_000, 16_000, duties=(Duty.FRONT_ENDS,)),
     "chunk": _CHUNK,
     "chunk, usage": replace(_CHUNK, pods_count=True),
     "chunk, continued": replace(_CHUNK, duties=(Duty.CONTINUATION,)),
@@ -255,7 +258,10 @@ def measure_in_turns(
 def pods_stream(pods: Mocks, load: Load) -> None:
     """Set how the mocks stream in this load, before its routers find out what they can do."""
     (token,) = mock_tokenizer().encode(TOKEN, add_special_tokens=False) if Duty.CONTINUATION in load.duties else (0,)
-    pods.configure(chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us, usage=load.pods_count, token_id=token)
+    mixed = Duty.FRONT_ENDS in load.duties
+    pods.configure(
+        chunks=CHUNKS, chunk_pause_us=load.chunk_pause_us, usage=load.pods_count, token_id=token, mixed=mixed
+    )
 
 
 def play(

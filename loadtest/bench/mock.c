@@ -1,8 +1,9 @@
 // Cheap mock OpenAI backend: single-threaded epoll, several ports in one process.
 // usage: mock port1 [port2 ...]
-// control: GET /_ctl?chunks=64&delay_us=0&align=0&ns_us=0&usage=0&ids=0   GET /_stats   GET /_reset
+// control: GET /_ctl?chunks=64&delay_us=0&align=0&ns_us=0&usage=0&ids=0&rust=0   GET /_stats   GET /_reset
 // usage=1: streams end with usage where the body asks for it. ids=N: they have token ids where the body asks for them, N
-// for each token, and the mock says that it is vLLM 0.32, continues prompts of ids and keeps to max_tokens.
+// for each token, and the mock says that it is vLLM 0.32, continues prompts of ids and keeps to max_tokens. rust=1: each
+// second port says that its front end is vLLM's in Rust.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ typedef struct conn {
 } conn;
 static int ports[MAXPORT], nports; static int lfds[MAXPORT];
 static int ep; static conn *listeners[MAXPORT];
-static int g_chunks=64; static int64_t g_delay=0; static int g_align=0; static int64_t g_ns=0; static int g_render=1; static int g_usage=0; static long g_ids=0;static uint64_t st_render[MAXPORT];
+static int g_chunks=64; static int64_t g_delay=0; static int g_align=0; static int64_t g_ns=0; static int g_render=1; static int g_usage=0; static long g_ids=0; static int g_rust=0;static uint64_t st_render[MAXPORT];
 static uint64_t st_req[MAXPORT], st_stream[MAXPORT], st_other[MAXPORT], st_bytes[MAXPORT], st_abort[MAXPORT], st_usage[MAXPORT], st_ids[MAXPORT];
 static uint32_t pfx[MAXPORT][MAXPFX]; // requests per prefix id per port
 static uint64_t hit[MAXPORT], miss[MAXPORT];
@@ -152,7 +153,7 @@ static void handle(conn*c,char*req,char*hend,char*body,size_t bl){
     return;
   }
   st_other[P]++;
-  if(pl>=5&&!strncmp(path,"/_ctl",5)){g_chunks=qarg(path,pe,"chunks",g_chunks);g_delay=qarg(path,pe,"delay_us",g_delay/1000)*1000LL;g_align=qarg(path,pe,"align",g_align);g_ns=qarg(path,pe,"ns_us",g_ns/1000)*1000LL;g_render=qarg(path,pe,"render",g_render);g_usage=qarg(path,pe,"usage",g_usage);g_ids=qarg(path,pe,"ids",g_ids);
+  if(pl>=5&&!strncmp(path,"/_ctl",5)){g_chunks=qarg(path,pe,"chunks",g_chunks);g_delay=qarg(path,pe,"delay_us",g_delay/1000)*1000LL;g_align=qarg(path,pe,"align",g_align);g_ns=qarg(path,pe,"ns_us",g_ns/1000)*1000LL;g_render=qarg(path,pe,"render",g_render);g_usage=qarg(path,pe,"usage",g_usage);g_ids=qarg(path,pe,"ids",g_ids);g_rust=qarg(path,pe,"rust",g_rust);
     char b[200];int l=snprintf(b,sizeof b,"{\"chunks\":%d,\"delay_us\":%lld,\"align\":%d,\"ns_us\":%lld}",g_chunks,(long long)g_delay/1000,g_align,(long long)g_ns/1000);resp(c,"application/json",b,l);return;}
   if(pl>=7&&!strncmp(path,"/_stats",7)){stats(c);return;}
   if(pl>=7&&!strncmp(path,"/_reset",7)){memset(st_req,0,sizeof st_req);memset(st_stream,0,sizeof st_stream);memset(st_other,0,sizeof st_other);memset(st_render,0,sizeof st_render);memset(st_bytes,0,sizeof st_bytes);memset(st_abort,0,sizeof st_abort);memset(pfx,0,sizeof pfx);memset(hit,0,sizeof hit);memset(miss,0,sizeof miss);resp(c,"application/json","{}",2);return;}
@@ -170,6 +171,7 @@ static void handle(conn*c,char*req,char*hend,char*body,size_t bl){
     resp(c,"text/plain; version=0.0.4",b,l);return;}
   if(pl>=10&&!strncmp(path,"/v1/models",10)){const char*b="{\"object\":\"list\",\"data\":[{\"id\":\"mock-model\",\"object\":\"model\",\"created\":1760000000,\"owned_by\":\"vllm\",\"root\":\"mock-model\",\"parent\":null,\"max_model_len\":131072}]}";resp(c,"application/json",b,strlen(b));return;}
   if(pl>=8&&memmem(path,pl,"info",4)){const char*b="{\"model_path\":\"mock-model\",\"tokenizer_path\":\"mock-model\",\"served_model_name\":\"mock-model\",\"is_generation\":true,\"tp_size\":1,\"dp_size\":1,\"version\":\"0.5.6\",\"model_type\":\"llama\",\"architectures\":[\"LlamaForCausalLM\"],\"max_total_num_tokens\":1000000}";resp(c,"application/json",b,strlen(b));return;}
+  if(pl>=8&&!strncmp(path,"/version",8)&&g_rust&&c->port%2){const char*b="{\"version\":\"0.33.0\",\"rust_frontend_version\":\"0.33.0\"}";resp(c,"application/json",b,strlen(b));return;}
   if(pl>=8&&!strncmp(path,"/version",8)){resp(c,"application/json",g_ids?"{\"version\":\"0.32.0\"}":"{\"version\":\"0.13.0\"}",20);return;}
   if(memmem(path,pl,"load",4)){const char*b="[{\"dp_rank\":0,\"num_reqs\":0,\"num_waiting_reqs\":0,\"num_tokens\":0}]";resp(c,"application/json",b,strlen(b));return;}
   if((pl>=7&&!strncmp(path,"/health",7))||(pl>=5&&!strncmp(path,"/ping",5))||pl==1){resp(c,"application/json","{}",2);return;}

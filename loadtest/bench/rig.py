@@ -97,10 +97,13 @@ class Mocks:
 
     ports: Sequence[int]
 
-    def configure(self, *, chunks: int, chunk_pause_us: int = 0, usage: bool = False, token_id: int = 0) -> None:
+    def configure(
+        self, *, chunks: int, chunk_pause_us: int = 0, usage: bool = False, token_id: int = 0, mixed: bool = False
+    ) -> None:
         """Set how all mocks stream. `usage`: whether streams have it where it is asked for; `token_id`: that of each
-        token, for streams whose ids are asked for, or 0 for mocks that do not continue streams."""
-        self._get(f"_ctl?chunks={chunks}&delay_us={chunk_pause_us}&usage={usage:d}&ids={token_id}")
+        token, for streams whose ids are asked for, or 0 for mocks that do not continue streams. `mixed`: each second
+        mock has vLLM's front end in Rust."""
+        self._get(f"_ctl?chunks={chunks}&delay_us={chunk_pause_us}&usage={usage:d}&ids={token_id}&rust={mixed:d}")
 
     def count(self, name: str) -> int:
         """Sum of one counter over all mocks: `req`, `stream` or `abort`; streams with `usage`, or with `ids`."""

@@ -75,7 +75,7 @@ MISREADINGS: Mapping[str, Callable[[Body], Body]] = {
     "names of messages": _without("name"),
     "small numbers": _arguments("1e-07", '"1e-7"'),
     "large numbers": _arguments("18446744073709551616", "1.8446744073709552e+19"),
-    "tool calls": _arguments('"b": 1, "a"', '"a": 1, "b"'),
+    "tool calls": _arguments('"b":1,"a"', '"a":1,"b"'),
     "arguments that are no object": _arguments("[1, 2]", '{"x": [1, 2]}'),
     "tools": _described,
     "reasoning": _without("reasoning_content"),

@@ -48,7 +48,7 @@ RULES = (
     _rule("names of messages", rb'"name"', {"role": "user", "content": "Hi", "name": "ann"}),
     _rule("small numbers", rb"\d[eE]-|\.000", *_call('{"x": 1e-07, "y": 0.00001}')),
     _rule("large numbers", rb"[\d.]{16}|\d[eE]\+?\d", *_call('{"x": 18446744073709551616, "y": 123456789.12345679}')),
-    _rule("tool calls", rb'"tool_calls"', *_call('{"b": 1, "a": {"d": null, "c": true}}')),
+    _rule("tool calls", rb'"tool_calls"', *_call('{"b":1,"a":{"d":null,"c":true}}')),
     _rule("arguments that are no object", rb'"arguments"\s*:\s*"\s*[^{\s]', *_call("[1, 2]")),
     _rule("tools", rb'"tools"', tools=[{"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}]),
     _rule("reasoning", _REASONING, {"role": "assistant", "content": "x", "reasoning_content": "thought"}),

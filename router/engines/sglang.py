@@ -27,7 +27,7 @@ from router.engines.adapter import (
 from router.engines.prometheus import MAX_REQUESTS, LoadGauges
 from router.guards import OutOfRange, checked
 from router.prompt.apis.conversion import Conversion
-from router.prompt.apis.sglang_chat import SglangChat
+from router.prompt.apis.sglang_chat import SglangChat, SglangRustChat
 from router.prompt.apis.sglang_messages import SglangMessages
 from router.types import Endpoint, Pod, PodLoad
 
@@ -49,6 +49,7 @@ class _ServerInfo(msgspec.Struct):
     """The capacity of one rank."""
     dp_size: int = 1
     kv_events: _KvEvents | None = None
+    frontend: ReportedText = ""
 
 
 class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat"):
@@ -86,6 +87,11 @@ class Sglang(EngineAdapter):
         Endpoint.MESSAGES: SglangMessages,
         Endpoint.COUNT_TOKENS: SglangMessages,
     }
+    front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: SglangRustChat}}
+    rust_lacks = (
+        *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value),
+        *(Endpoint.DECISIONS.value, Endpoint.SYSTEMONE.value, Endpoint.EMBEDDINGS.value),
+    )
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         if prompt.get("tool_choice") not in (None, "auto", "required"):
@@ -101,6 +107,7 @@ class Sglang(EngineAdapter):
         own_block = known_size(info.kv_events.block_size if info.kv_events else None, MAX_BLOCK_TOKENS)
         return replace(
             facts,
+            front_end="rust" if info.frontend == "rust" else "",
             dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
             block_size_tokens=own_block or known_size(info.page_size, MAX_BLOCK_TOKENS),
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),

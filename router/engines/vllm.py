@@ -103,6 +103,7 @@ class Vllm(EngineAdapter):
         Endpoint.RESPONSES: VllmResponses,
     }
     front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: VllmRustChat}}
+    rust_lacks = RUST_LACKS
 
     identify_picture = staticmethod(identify)
 
@@ -137,9 +138,6 @@ class Vllm(EngineAdapter):
         if not own or any(one.status == "healthy" for one in own):
             return ""
         return f"the engine reports that rank {own[0].id} is {own[0].status}: {own[0].fault_info}".rstrip(": ")
-
-    def may_lack(self, pod: Pod) -> Sequence[str]:
-        return RUST_LACKS if pod.front_end == "rust" else ()
 
     def continues(self, pod: Pod) -> frozenset[Endpoint]:
         if not takes_prompt_tokens(pod):

@@ -1,12 +1,13 @@
 """When has a leg of a split failed, although its pod neither answers nor closes the connection?
 
 A pod may accept a request and never answer it, while its health checks succeed: a stopped engine, or one that waits for
-KV that does not come. A leg hangs once it takes several times as long as expected and
+KV that does not come. A leg has a limit: several times its expected time, and the time of all prompts that the pod now
+has, because a pod that gets many at once reads them before it computes the first. After it, the leg hangs once
 
-- its pod has sent nothing to anybody since then, or
-- its pod has answered a leg that was sent later.
+- its pod has sent nothing to anybody for as long, or
+- its pod has answered a leg that was sent clearly later.
 
-Else the pod is only busy: it answers in order, and this leg's turn will come. The multiple is learnt for each pod.
+Else the pod is only busy: it answers in order, and this leg's turn will come. How slow a pod is is learnt.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ LIMIT_FACTOR = 4.0
 """A leg is asked about when it takes this multiple of its expected time and of the pod's slowest leg so far."""
 MIN_EXPECTED_MS = 250.0
 """Minimum expected time in what is learnt: steps and networks vary."""
+OVERTAKEN_S = 2.0
+"""A leg that was sent this much later should be answered later, although pods read requests in parallel."""
 KEPT = 63 / 64
 """What each leg leaves of the pod's slowest one."""
 
@@ -33,22 +36,21 @@ class LegTimes:
         """When the latest leg that is answered was sent, and when the last answer came."""
         fleet.listen(self._remove_gone)
 
-    def limit_s(self, pod: PodId, expected_ms: float, least_s: float) -> float:
-        """Seconds after which a leg may hang."""
-        return max(LIMIT_FACTOR * self._slowness.get(pod, 1.0) * expected_ms / 1000, least_s)
+    def limit_s(self, pod: PodId, expected_ms: float, queued_ms: float, least_s: float) -> float:
+        """Seconds after which a leg may hang. `queued_ms`: of the prompts that the pod has now."""
+        return max(self._slowness.get(pod, 1.0) * (LIMIT_FACTOR * expected_ms + queued_ms) / 1000, least_s)
 
     def answered(self, pod: PodId, expected_ms: float, sent_s: float, now_s: float) -> None:
         slowness = (now_s - sent_s) * 1000 / max(expected_ms, MIN_EXPECTED_MS)
         self._slowness[pod] = max(slowness, 1.0, KEPT * self._slowness.get(pod, 1.0))
         self._answered[pod] = (max(sent_s, self._answered.get(pod, (-inf, -inf))[0]), now_s)
 
-    def is_silent(self, pod: PodId, sent_s: float, piece_at_s: float) -> bool:
-        """Whether the pod has answered no leg since `sent_s`. `piece_at_s`: the last piece of a stream from it."""
-        return max(self._answered.get(pod, (-inf, -inf))[1], piece_at_s) < sent_s
-
-    def is_overtaken(self, pod: PodId, sent_s: float) -> bool:
-        """Whether the pod has answered a leg that was sent later."""
-        return self._answered.get(pod, (-inf, -inf))[0] > sent_s
+    def hangs(self, pod: PodId, sent_s: float, limit_s: float, piece_at_s: float, now_s: float) -> bool:
+        """Whether a leg without a response hangs. `piece_at_s`: of the last piece of a stream from its pod."""
+        if now_s - sent_s < limit_s:
+            return False
+        latest_sent_s, answered_s = self._answered.get(pod, (-inf, -inf))
+        return now_s - max(answered_s, piece_at_s) >= limit_s or latest_sent_s - sent_s >= OVERTAKEN_S
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:

@@ -47,6 +47,13 @@ def test_load_is_of_all_ranks_or_of_one() -> None:
     assert SGLANG.parse_load(METRICS, 0, 1.0) == PodLoad(3, 2, 0.5, 1.0)
 
 
+def test_the_server_in_rust_says_so() -> None:
+    """It is asked at its join for what others like it lack."""
+    assert (describe(make_pod(engine="sglang")).front_end, SGLANG.may_lack(make_pod(engine="sglang"))) == ("", ())
+    assert describe(make_pod(engine="sglang"), frontend="rust").front_end == "rust"
+    assert "/v1/messages" in SGLANG.may_lack(make_pod(engine="sglang", front_end="rust"))
+
+
 def test_a_published_load_is_of_one_rank() -> None:
     """Later releases append fields. Where the capacity is unknown, so is the share in use."""
     stat = ["LoadStat", 3, 2, 500, 1000, 0, 7, 507, 64, 0, 0, "new"]

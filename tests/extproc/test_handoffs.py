@@ -57,6 +57,25 @@ async def test_the_picker_sends_the_prefill_request_and_names_its_kv_in_the_body
         assert (handoffs(picking), picking.leases) == ({"ok": 1}, 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_offer_of_the_decode_pod_reaches_nobody(picker: Pick, stream: bool) -> None:
+    """With it one could read foreign KV."""
+    offer = msgspec.json.encode({"choices": [], "kv_transfer_params": {"do_remote_decode": True, "remote_host": "h"}})
+    sent = b"data: " + offer + b"\n\ndata: [DONE]\n\n" if stream else offer
+    async with picker(handoff="nixl") as picking:
+        exchange, shown, is_complete = picking.stream(), b"", False
+        await exchange.ask(chat(TEXT, stream=stream), modes=(FULL_DUPLEX_STREAMED, FULL_DUPLEX_STREAMED))
+        head = await exchange.respond()
+        assert b"content-length" in head.response_headers.response.header_mutation.remove_headers
+        for piece, is_last in ((sent[:40], False), (sent[40:], True)):
+            await exchange.send(response_body={"body": piece, "end_of_stream": is_last})
+        while not is_complete:
+            chunk = (await exchange.receive()).response_body.response.body_mutation.streamed_response
+            shown, is_complete = shown + chunk.body, chunk.end_of_stream
+        assert shown == (b'data: {"choices":[]}\n\ndata: [DONE]\n\n' if stream else b'{"choices":[]}')
+        await exchange.end()
+
+
 async def test_the_sidecar_is_told_the_prefill_pod_and_nothing_else_changes(picker: Pick) -> None:
     given = {"x-prefiller-host-port": "10.9.9.9:1"}
     async with picker(2, {"prefill": "sidecar"}, handoff="nixl") as picking:

@@ -47,6 +47,12 @@ class Pipe(asyncio.Transport):
             elif not self._protocol.eof_received():
                 self.close()
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.other.receive(b"")
+
     def close(self) -> None:
         if not self._closing:
             self._closing = True

@@ -92,7 +92,8 @@ def _folder(name: str, tmp_path: Path) -> Path:
         (tmp_path / file).symlink_to(HOME / "tokenizer" / name / file)
     config = json.loads((HOME / "model" / "tiny-llama" / "config.json").read_text())
     if name == "deepseek_v3":  # without its type, transformers makes another tokenizer of its files
-        config = {"model_type": name, "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280}
+        sizes = {"vocab_size": 129280, "max_position_embeddings": 32768}
+        config = {"model_type": name, "architectures": ["DeepseekV3ForCausalLM"], **sizes}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path
 
@@ -138,8 +139,10 @@ def test_odd_chats_have_the_tokens_of_each_front_end(
             wrong += [raw] if what == "wrong" else []
     print(name, front_end, SEED, dict(results))
     assert not wrong, wrong[0]
-    # Of lists that are printed with characters that Unicode has not assigned, the router reads nothing.
-    assert results["equal"] > TRIED / 10 and results["unread"] < results["equal"] / 2
+    # Gemma's template refuses most. Of lists that are printed with characters that Unicode has not assigned, of which
+    # these bodies are full, the router reads nothing.
+    accepted = TRIED - results["refused"]
+    assert accepted > TRIED / 20 and results["unread"] < accepted * (0.5 if name == "dump" else 0.05)
 
 
 def read(fingerprinter: Fingerprinter, raw: bytes, conversion: type[Conversion] | None) -> list[int] | None:

@@ -166,7 +166,7 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
 def test_a_client_that_leaves_at_any_point_leaves_nothing(scenario: Scenario) -> None:
-    """No lease, connection, task, timer or exception; and the next request is served."""
+    """No lease, connection, task, timer, exception or KV on a prefill pod; and the next request is served."""
     with asyncio.Runner(loop_factory=StepLoop) as runner:
         left = runner.run(_cancel_everywhere(scenario))
         gc.collect()
@@ -252,6 +252,11 @@ def leftovers(pods: Town, loop: StepLoop) -> Iterator[str]:
             yield f"predictions {pending} for pod {name}"
         if waiting := pods.calibrator.clock(name)._waiting:
             yield f"prefills {waiting} of pod {name}"
+    if "p" in pods.made and pods.made["p"].behaviour is OFFERING:
+        params = [asked.body.get("kv_transfer_params", {}) for pod in pods.made.values() for asked in pod.asked]
+        held, read = (sum(one.get(key) is True for one in params) for key in ("do_remote_decode", "do_remote_prefill"))
+        if held > read and "bootstrap_room" not in pods.made["p"].asked[0].body:
+            yield f"{held} responses of the prefill pod, whose KV was read or released {read} times"
     connections = sum(pod.connected for pod in pods.made.values())
     tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
     if len(tasks) != connections:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.dialect import Order
 from router.engines.handoff.vllm_connectors import Nixl
 from router.errors import RouterError, UpstreamBroken, UpstreamTimeout
+from router.fleet.fleet import PodEvent
 from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
 from router.request.fleet_state import Clock
@@ -493,6 +495,72 @@ async def test_a_decode_pod_that_dies_after_the_first_byte_ends_the_response() -
         assert len(pods.made["d"].asked) == 1
         assert (pods.doubts("p"), pods.doubts("d")) == (0, 1)
         await pods.left_alone()
+
+
+# --- a leg hangs ---
+
+
+@pytest.fixture
+def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop times each leg."""
+    clock = SimpleNamespace(monotonic=lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(kv_transfer, "time", clock)
+
+
+@pytest.mark.usefixtures("virtual_clock")
+async def test_a_prefill_leg_that_hangs_is_tried_elsewhere() -> None:
+    """Long before the timeout of a first byte."""
+    async with town(p=silent, d=streaming) as pods:
+        client = await pods.serve(pods.context(split(pods), direct(pods), stream=True))
+        assert client.finished and not client.header(b"x-warmroute-prefill-pod")
+        assert (pods.failures("p"), pods.handoffs("prefill_failed")) == (1, 1)
+        await pods.left_alone()
+
+
+@pytest.mark.usefixtures("virtual_clock")
+@pytest.mark.parametrize("dialect", ["nixl", "mooncake"])
+async def test_a_decode_leg_that_hangs_is_tried_elsewhere(dialect: str) -> None:
+    """Where the engine knows how, its KV is given back."""
+    async with town(p=OFFERING, d=silent, e=streaming) as pods:
+        pods.facts = {"engine_id": "e"}
+        client = await pods.serve(pods.context(pair(pods, dialect), Direct(pods.pod("e")), stream=True))
+        assert client.header(b"x-warmroute-pod") == b"e" and client.finished
+        assert pods.handoffs("decode_failed", dialect) == 1
+        await pods.left_alone()
+        given_back = [asked.body for asked in pods.made["e"].asked if "messages" not in asked.body]
+        assert given_back == ([Nixl().return_body("m", PARAMS)] if dialect == "nixl" else [])
+
+
+async def test_an_unstreamed_decode_leg_fails_with_its_prefill_pod() -> None:
+    """Nobody knows how long its response takes; but without the prefill pod, its KV does not come."""
+
+    async def waiting(asked: Asked) -> None:
+        if "kv_transfer_params" in asked.body:
+            pods.fleet.event("p", PodEvent.EJECT)
+            await asked.hung_up()
+        await ANSWERING(asked)
+
+    async with town(p=OFFERING, d=waiting) as pods:
+        client = await pods.serve(pods.context(split(pods), direct(pods)))
+        assert client.status == 200 and [asked.body for asked in pods.made["d"].asked][1:] == [CHAT]
+        assert (pods.failures("d"), pods.handoffs("prefill_failed")) == (0, 1)
+        await pods.left_alone()
+
+
+@pytest.mark.usefixtures("virtual_clock")
+async def test_a_response_that_comes_just_after_the_limit_gives_its_kv_back() -> None:
+    """The pod had sent it before it saw that the router has closed the connection."""
+
+    async def late(asked: Asked) -> None:
+        await asked.hung_up()
+        await OFFERING(asked)
+
+    async with town(p=late, d=ANSWERING) as pods:
+        context = pods.context(split(pods), direct(pods))
+        assert (await pods.serve(context)).status == 200
+        await pods.left_alone()
+        assert [asked.body for asked in pods.made["d"].asked] == [CHAT, Nixl().return_body("m", PARAMS)]
+        assert context.handed_over_cached_tokens is None
 
 
 # --- both requests at once ---

@@ -267,7 +267,11 @@ def deploy(
         async with asyncio.timeout(DEADLINE_S), running_engines(configs) as running:
             config = RouterConfig(
                 policy=policy,
-                models=(ModelConfig(name="demo", tokenizer=SOURCE.path, chat_template=TEMPLATE, **(model or {})),),
+                models=(
+                    ModelConfig(
+                        **{"name": "demo", "tokenizer": SOURCE.path, "chat_template": TEMPLATE, **(model or {})}
+                    ),
+                ),
                 pods=tuple(PodConfig(**reach(each), speed=LLAMA_8B) for each in running),
                 edge=edge or Edge(),
                 limits=limits or Limits(),

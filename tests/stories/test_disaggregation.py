@@ -285,21 +285,6 @@ async def test_a_prefill_leg_that_hangs_is_tried_elsewhere(
         assert not pair.program.pods.state.ledger.inflight()
 
 
-@pytest.mark.parametrize("dialect", ["nixl", "mooncake"])
-async def test_a_decode_leg_that_hangs_is_tried_elsewhere_and_its_kv_is_given_back(
-    open_pair: OpenPair, monkeypatch: pytest.MonkeyPatch, dialect: str
-) -> None:
-    monkeypatch.setattr(kv_transfer, "DECODE_LIMIT_S", 0.1)
-    async with open_pair(dialect, decodes=2) as pair:
-        for engine in pair.engines[1:]:
-            engine.inject(Fault(kind=FaultKind.HANG))
-        answer = await pair.chat(opening("bights"), stream=True)
-        assert answer.status_code in (200, 502, 504)
-        assert pair.handoffs("decode_failed") >= 1
-        if dialect == "nixl":
-            await pair.until(lambda: not pair.prefill.pinned_requests)
-
-
 async def test_kv_of_a_client_that_leaves_between_the_legs_is_given_back(open_pair: OpenPair) -> None:
     """Its lease would hold it for half a minute."""
     async with open_pair("nixl") as pair:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.config.load import ENGINE_TOKENIZER
 from router.engines.lacks import CONTINUING_ALONE, LISTED_PROMPTS, SEVERAL_ANSWERS
 from router.observe.declared import of_requests
 from tests.stories.conftest import Deploy, Deployment
@@ -61,7 +62,7 @@ async def test_what_a_pod_lacks_is_tried_elsewhere_before_it_is_known(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer of the pod is only a suspicion: the router asks the pod itself. It is no failure of the pod."""
-    monkeypatch.setattr("router.engines.vllm.RUST_LACKS", ())
+    monkeypatch.setattr("router.engines.vllm.Vllm.rust_lacks", ())
     async with deploy(engines=MIXED, policy="round_robin", wait=False) as deployment:
         await deployment.until(lambda: deployment.ready() == 2)
         rust = rust_pod(deployment)
@@ -141,10 +142,11 @@ ODD_CHATS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", ODD_CHATS)
-async def test_each_pod_is_matched_by_its_own_reading(deploy: Deploy, kind: str) -> None:
-    """What is expected to be cached is cached, on pods of both front ends."""
+@pytest.mark.parametrize("model", [{}, {"tokenizer": ENGINE_TOKENIZER, "chat_template": None}], ids=["own", "engine"])
+async def test_each_pod_is_matched_by_its_own_reading(deploy: Deploy, kind: str, model: dict[str, Any]) -> None:
+    """What is expected to be cached is cached, on pods of both front ends: also where pods tokenize for the router."""
     served: Counter[str] = Counter()
-    async with deploy(engines=MIXED, policy="round_robin") as deployment:
+    async with deploy(engines=MIXED, policy="round_robin", model=model) as deployment:
         for turn in range(8):
             more = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": f"turn {turn} {LONG}"}]
             answer = await deployment.chat([*ODD_CHATS[kind], *more * (turn % 3)])

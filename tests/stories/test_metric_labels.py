@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 ERRORS = {
     error.code for error in vars(errors).values() if isinstance(error, type) and issubclass(error, errors.RouterError)
 }
-RESULTS = ERRORS | {"ok", "pod_refused", "pod_error", "client_gone", "refused"}
+RESULTS = ERRORS | {"ok", "pod_refused", "pod_error", "client_gone", "refused", "equal", "differs"}
 BY_THE_ROUTER: dict[str, set[str]] = {
     "endpoint": {endpoint.value for endpoint in Endpoint},
     "result": RESULTS,

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
 from router.addresses import join_address, url_address, url_host
 from router.config.schema import PickerListen
-from router.decision import Candidate, Direct, Split
+from router.decision import Candidate, Direct, Plan, Split
+from router.engines.handoff.dialect import Pair
+from router.engines.handoff.offers import OfferFilter
 from router.errors import ConnectFailed, NoReadyPod, Overloaded, RouterError
 from router.frontends.extproc.gateway_exchange import GatewayExchange, set_headers
 from router.frontends.extproc.messages import BUFFERED, NONE, ProcessingResponse
@@ -79,7 +82,7 @@ class PickForwarder(Forwarder):
                 return
             await self._pick(tracker, candidate, client, body)
             client.pick_limit.reschedule(None)
-            await self._follow(tracker, client)
+            await self._follow(tracker, client, self._offers(plan, context.request.stream))
         finally:
             if handoff is not None:
                 self.splits.close_prefill(handoff)
@@ -124,7 +127,13 @@ class PickForwarder(Forwarder):
 
     # --- the response ---
 
-    async def _follow(self, tracker: Tracker, client: GatewayExchange) -> None:
+    def _offers(self, plan: Plan, stream: bool) -> OfferFilter | None:
+        """What removes offers of KV from the response of a decode pod."""
+        if not isinstance(plan, Split):
+            return None
+        return OfferFilter(stream, partial(self.splits.return_offer, Pair(plan.prefill, plan.decode, 0)))
+
+    async def _follow(self, tracker: Tracker, client: GatewayExchange, offers: OfferFilter | None) -> None:
         """Follow the response to its end, or until the client leaves."""
         is_complete = False
         while not is_complete and (message := await client.read_response()) is not None:
@@ -132,7 +141,7 @@ class PickForwarder(Forwarder):
             if kind == "response_headers":
                 is_complete = await self._head(tracker, client, message)
             elif kind == "response_body":
-                is_complete = await _piece(tracker, client, message.response_body)
+                is_complete = await _piece(tracker, client, message.response_body, offers)
             elif kind == "request_trailers":
                 await client.write(ProcessingResponse(request_trailers={}))
             elif kind == "response_trailers":
@@ -154,15 +163,16 @@ class PickForwarder(Forwarder):
         pairs = [(one.key, one.raw_value or one.value) for one in message.response_headers.headers.headers]
         headers, status = [pair for pair in pairs if pair[0] != b":status"], int(dict(pairs)[b":status"])
         self._correct(tracker, served_in(message))
-        assert tracker.context.candidate is not None
-        pod = tracker.context.candidate.pod.id
+        candidate, is_unseen = tracker.context.candidate, tracker.context.is_unseen
+        assert candidate is not None
+        pod = candidate.pod.id
         tracker.head(pod, status, headers, time.monotonic())
         response = ProcessingResponse()
         mutation = response.response_headers.response.header_mutation
         set_headers(mutation, tracker.headers())
         kept = {name for name, _ in self.sender.rules.downstream(headers)}
         dropped = {name for name, _ in headers} - kept - _GATEWAYS - {b"server", b"x-request-id"}
-        if tracker.changes_length:
+        if tracker.changes_length or (isinstance(candidate.plan, Split) and not is_unseen):
             dropped.add(b"content-length")
         mutation.remove_headers.extend(sorted(dropped))
         await client.write(response)
@@ -182,7 +192,7 @@ class PickForwarder(Forwarder):
                 return
 
 
-async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
+async def _piece(tracker: Tracker, client: GatewayExchange, body: Any, offers: OfferFilter | None) -> bool:
     """Pass a piece of the response on. Returns whether it was the last one."""
     now_s = time.monotonic()
     shown = tracker.piece(body.body, now_s) if body.body else b""
@@ -190,6 +200,8 @@ async def _piece(tracker: Tracker, client: GatewayExchange, body: Any) -> bool:
         tracker.says_lack(body.body)  # its client gets the error: a gateway sends each request once
     if body.end_of_stream:
         shown += tracker.rest(now_s)
+    if offers is not None:
+        shown = offers.feed(shown) + (offers.end() if body.end_of_stream else b"")
     if shown or body.end_of_stream:
         response = ProcessingResponse()
         chunk = response.response_body.response.body_mutation.streamed_response

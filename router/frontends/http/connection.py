@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[None] | None = None
         self._lost = False
+        self._half_closed = False
         self.idle_since_s = 0.0
         self._chunks: list[bytes] = []
         self.on_body = self._chunks.append
@@ -233,7 +234,8 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether another exchange may follow on this connection. Not while reading is paused: the client disconnected
         before it could receive the rest."""
-        return self._complete and not self._chunks and not self._paused and self._keep_alive and self.alive
+        is_complete = self._complete and not self._chunks and not self._paused
+        return is_complete and self._keep_alive and not self._half_closed and self.alive
 
     @property
     def alive(self) -> bool:
@@ -243,6 +245,15 @@ class Connection(asyncio.Protocol):
         """Close at once; the pod stops working on the request."""
         if not self._lost:
             self._transport.abort()
+
+    def half_close(self) -> bool:
+        """Let the pod stop working on the request, as after `close`, but read a response that it has already sent.
+        Returns False, and does nothing, where the transport cannot: TLS."""
+        if not self.alive or not self._transport.can_write_eof():
+            return False
+        self._half_closed = True
+        self._transport.write_eof()
+        return True
 
     def _fail(self, why: str) -> None:
         self._broken = why

@@ -9,7 +9,7 @@ docs/handoff.md#a-leg-that-hangs-and-kv-that-nobody-fetches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -18,12 +18,17 @@ import msgspec
 from router.engines.engine_catalog import DIALECTS
 from router.engines.handoff.addresses import foreign_address
 from router.errors import UpstreamError
+from router.frontends.http.connection import Connection
+from router.frontends.http.relay import WholeReply
 from router.frontends.http.upstream import UpstreamSender
 from router.types import Endpoint, Pod
 
-MAX_RETURNS = 256
-"""Returns at once. The lease of what is not returned ends by itself."""
-RETURN_TIMEOUT_S = 10.0
+MAX_RETURNS = 1024
+"""Returns at once, with the requests that end. The lease of what is not returned ends by itself."""
+RETURN_TIMEOUT_S = 30.0
+"""As long as a lease: a decode pod may be busy."""
+LATE_S = 2.0
+"""How long a response is waited for that its pod had sent before the request was ended; most come at once."""
 
 
 class KvReturns:
@@ -38,7 +43,26 @@ class KvReturns:
         body = DIALECTS[holder.handoff].return_body(peer.base_model, params)
         if body is None or len(self._running) >= MAX_RETURNS or foreign_address(params, holder):
             return
-        task = asyncio.get_running_loop().create_task(self._post(peer, msgspec.json.encode(body)))
+        self._run(self._post(peer, msgspec.json.encode(body)))
+
+    def end(
+        self, leg: asyncio.Task[WholeReply], connection: Connection | None, found: Callable[[WholeReply], None]
+    ) -> None:
+        """End a request that was sent on `connection`, and call `found` with the response that its pod had already
+        sent."""
+        has_room = len(self._running) < MAX_RETURNS
+        if has_room and (leg.done() or (connection is not None and connection.half_close())):
+            self._run(self._late(leg, found))
+        else:
+            leg.cancel()
+
+    async def _late(self, leg: asyncio.Task[WholeReply], found: Callable[[WholeReply], None]) -> None:
+        await asyncio.wait((leg,), timeout=LATE_S)
+        if not leg.cancel() and not leg.cancelled() and leg.exception() is None:
+            found(leg.result())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 

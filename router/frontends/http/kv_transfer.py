@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -34,6 +33,7 @@ from router.errors import HandoffFailed, UpstreamBroken, UpstreamError, Upstream
 from router.fleet.fleet import Fleet
 from router.fleet.legs import LegTimes
 from router.frontends.fair_turns import FairTurns
+from router.frontends.http.connection import Connection
 from router.frontends.http.kv_returns import KvReturns
 from router.frontends.http.relay import RESPONSE, AnyReply, HandoffReply, WholeReply, as_stream, read_all
 from router.frontends.http.upstream import Reply, UpstreamSender
@@ -55,7 +55,7 @@ T = TypeVar("T")
 PREFILL_GRACE_S = 0.5
 """The decode response waits at most this long for the cached-token count of the prefill response."""
 MAX_TRANSFER_S = 20.0
-"""Where both requests are sent at once, the prefill pod is watched for this long after its response."""
+"""Where no first token shows that the decode pod has the KV, the prefill pod is watched for this long."""
 WATCH_INTERVAL_S = 0.25
 PREFILL_LIMIT_S, DECODE_LIMIT_S = 2.0, 5.0
 """Before these times no leg hangs, however little was expected: the first transfer between two pods takes seconds."""
@@ -98,6 +98,10 @@ class SplitAttempt:
     is_over: bool = False
     """No response of the decode pod is wanted any more."""
     result: str = "ok"
+    leg: asyncio.Task[WholeReply] | None = None
+    """The prefill request of PREFILL_FIRST, until its response is used."""
+    connection: Connection | None = None
+    """On which that request was sent."""
     unread: Handoff | None = None
     """The handoff while no decode pod has read its KV, which the prefill pod holds until then."""
 
@@ -109,6 +113,9 @@ class SplitAttempt:
     @property
     def context(self) -> RequestContext:
         return self.tracker.context
+
+    def sent_prefill(self, connection: Connection) -> None:
+        self.connection = connection
 
     def read(self, response: bytes) -> Handoff | None:
         """The handoff that the prefill pod offers."""
@@ -191,8 +198,8 @@ class SplitExecutor:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
         attempt = self._begin(tracker, plan)
         prefill = asyncio.ensure_future(self._prefill(attempt))
-        # Retrieve its error in any case: after the decode response has begun it does not matter.
-        prefill.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        # After the decode response has begun its error does not matter.
+        prefill.add_done_callback(_retrieve)
         try:
             together = attempt.dialect.order is Order.TOGETHER
             reply = await (self._together if together else self._in_turn)(attempt, prefill)
@@ -200,7 +207,7 @@ class SplitExecutor:
             prefill.cancel()
             attempt.close_reply()
             self._count(attempt, attempt.failed_by(error))
-            self._return_unread(attempt, error.pod if isinstance(error, UpstreamError) else "")
+            self._give_up(attempt, error.pod if isinstance(error, UpstreamError) else "")
             raise
         self._count(attempt, attempt.result)
         self._return_unread(attempt)
@@ -218,7 +225,7 @@ class SplitExecutor:
             return attempt, attempt.decode_body(offered, self._fleet, edited)
         except BaseException as error:
             self._count(attempt, attempt.failed_by(error))
-            self._return_unread(attempt)
+            self._give_up(attempt)
             raise
 
     def close_prefill(self, attempt: SplitAttempt) -> None:
@@ -260,12 +267,15 @@ class SplitExecutor:
         body = await self._turns.run(context.tenant, request.body, edit, request.endpoint, request.body, attempt.pair)
 
         async def exchange() -> WholeReply:
-            reply = await self._sender.send_once(head, pod, lambda: body, "prefill")
+            reply = await self._sender.send_once(head, pod, lambda: body, "prefill", attempt.sent_prefill)
             return WholeReply(pod.id, reply.status, reply.headers, await read_all(reply, RESPONSE))
 
-        # Where both are sent at once, the decode leg has the limit: some engines respond to this one when it has ended.
-        is_first = attempt.dialect.order is Order.PREFILL_FIRST
-        response = await (self._limited(attempt, pod, PREFILL_LIMIT_S, exchange()) if is_first else exchange())
+        if attempt.dialect.order is Order.PREFILL_FIRST:
+            attempt.leg = asyncio.ensure_future(exchange())
+            attempt.leg.add_done_callback(_retrieve)
+            response = await self._limited(attempt, pod, PREFILL_LIMIT_S, attempt.leg)
+        else:  # the decode leg has the limit: some engines respond to this one when it has ended
+            response = await exchange()
         if head.trace is not None:
             head.trace.prefill_ended()
         if response.status == 200:
@@ -281,21 +291,20 @@ class SplitExecutor:
         attempt: SplitAttempt,
         pod: Pod,
         least_s: float,
-        leg: Awaitable[T],
+        leg: asyncio.Task[T],
         prefill: asyncio.Task[Any] | None = None,
     ) -> T:
-        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs."""
+        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs. The
+        caller ends the leg."""
         legs, expected_ms, sent_s = self._legs, attempt.expected_ms, time.monotonic()
-        task, wait_s = asyncio.ensure_future(leg), legs.limit_s(pod.id, expected_ms, least_s)
-        try:
-            while not (await asyncio.wait((task,), timeout=wait_s))[0]:
-                is_silent = legs.is_silent(pod.id, sent_s, self._ledger.received_at_s(pod.id))
-                if is_silent or legs.is_overtaken(pod.id, sent_s):
-                    raise self._hung(attempt, pod, time.monotonic() - sent_s, prefill)
-                wait_s = LEG_CHECK_S
-            found = task.result()
-        finally:
-            task.cancel()
+        wait_s = legs.limit_s(pod.id, expected_ms, 0.0, least_s)
+        while not (await asyncio.wait((leg,), timeout=wait_s))[0]:
+            limit_s = legs.limit_s(pod.id, expected_ms, self._ledger.on(pod.id).prefill_ms, least_s)
+            piece_at_s, now_s = self._ledger.received_at_s(pod.id), time.monotonic()
+            if legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s):
+                raise self._hung(attempt, pod, now_s - sent_s, prefill)
+            wait_s = LEG_CHECK_S
+        found = leg.result()
         legs.answered(pod.id, expected_ms, sent_s, time.monotonic())
         return found
 
@@ -317,6 +326,7 @@ class SplitExecutor:
     def _offered(self, attempt: SplitAttempt, response: WholeReply) -> Handoff | WholeReply | None:
         """The handoff of a prefill response, or the client's whole response. None: the decode pod computes the prompt.
         Raises `UpstreamError`."""
+        attempt.leg = None
         if response.status != 200:
             return _refusal(attempt, response)
         attempt.began_s = time.monotonic()
@@ -340,13 +350,13 @@ class SplitExecutor:
         finally:
             decode.cancel()
 
-    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[HandoffReply]) -> None:
-        """Raise `UpstreamBroken` if the prefill pod dies before `decode` is done: its KV is lost, and engines wait for
-        it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
+    async def _watch_prefill_pod(self, attempt: SplitAttempt, decode: asyncio.Future[Any]) -> None:
+        """Raise `UpstreamBroken` if the prefill pod dies, or is ejected, before `decode` is done: its KV is lost, and
+        engines wait for it for minutes. After `MAX_TRANSFER_S` the transfer is over."""
         pod, until_s = attempt.pair.prefill, time.monotonic() + MAX_TRANSFER_S
         while not decode.done() and time.monotonic() < until_s:
             await asyncio.wait((decode,), timeout=WATCH_INTERVAL_S)
-            if not decode.done() and not still_has_kv(self._fleet, pod):
+            if not decode.done() and attempt.result == "ok" and not still_has_kv(self._fleet, pod):
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
 
@@ -356,6 +366,18 @@ class SplitExecutor:
         if (event, pod.id) not in self._warned and len(self._warned) < MAX_WARNED:
             self._warned.add((event, pod.id))
             log.warning(event, pod=pod.id, **facts, hint=hint)
+
+    def _give_up(self, attempt: SplitAttempt, failed: PodId = "") -> None:
+        """End the prefill request, and let the pod release the KV that it holds for nobody: also if it had responded
+        already, and the response has not been read."""
+        if attempt.leg is None:
+            self._return_unread(attempt, failed)
+        else:
+            self.returns.end(attempt.leg, attempt.connection, partial(self._return_late, attempt, failed))
+
+    def _return_late(self, attempt: SplitAttempt, failed: PodId, response: WholeReply) -> None:
+        attempt.unread = attempt.dialect.read_handoff(response.body) if response.status == 200 else None
+        self._return_unread(attempt, failed)
 
     def _return_unread(self, attempt: SplitAttempt, failed: PodId = "") -> None:
         """Let a pod that has not just failed release the KV that the prefill pod holds for nobody."""
@@ -370,7 +392,7 @@ class SplitExecutor:
             peer = next((pod for pod in able if pod.id == pair.decode.id), able[0])
             self.returns.give_back(pair.prefill, peer, handoff.params)
 
-    def _return_offer(self, pair: Pair, params: Opaque) -> None:
+    def return_offer(self, pair: Pair, params: Opaque) -> None:
         """The decode pod holds the KV of its answer for a next turn. The prefill pod releases it."""
         self._warn(pair.decode, OFFERS)
         self.returns.give_back(pair.decode, pair.prefill, params)
@@ -402,15 +424,20 @@ class SplitExecutor:
             reply = attempt.received(await self._sender.send_once(head, pod, body, "decode"))
             return reply, await self._first_piece(attempt, reply)
 
-        # A response that is not streamed begins when it is complete, however long it is.
+        # A response that is not streamed begins when it is complete, however long it is: its leg has no limit.
         is_streamed = attempt.context.request.stream
-        limited = self._limited(attempt, pod, DECODE_LIMIT_S, begin(), prefill) if is_streamed else begin()
-        reply, first = await limited
+        leg = asyncio.ensure_future(begin())
+        try:
+            if not is_streamed:
+                await self._watch_prefill_pod(attempt, leg)
+            reply, first = await (self._limited(attempt, pod, DECODE_LIMIT_S, leg, prefill) if is_streamed else leg)
+        finally:
+            leg.cancel()
         if not prefill.done():
             await asyncio.wait((prefill,), timeout=PREFILL_GRACE_S)
         if attempt.dialect.order is Order.TOGETHER:
             attempt.count_cached_tokens(prefill)
-        return_offer = partial(self._return_offer, attempt.pair)
+        return_offer = partial(self.return_offer, attempt.pair)
         return HandoffReply(reply, first, attempt.context.handed_over_cached_tokens, prefill.cancel, return_offer)
 
     async def _first_piece(self, attempt: SplitAttempt, reply: Reply) -> bytes:
@@ -444,6 +471,12 @@ class SplitExecutor:
             self._calibrator.observe_transfer(
                 plan.prefill, plan.decode, plan.handoff_tokens, elapsed_s * 1000, concurrent
             )
+
+
+def _retrieve(ended: asyncio.Task[Any]) -> None:
+    """Let nobody log that nobody has read its error."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 def _refusal(attempt: SplitAttempt, response: WholeReply) -> WholeReply:

@@ -57,6 +57,10 @@ def _is_out_of_files() -> bool:
         return error.errno in _LOCAL_ERRORS
 
 
+def _nothing(_: Connection) -> None:
+    """Nobody wants the connection."""
+
+
 class Reply:
     """One response that is being read. Always `close()` it; a fully read one returns its connection to the pool."""
 
@@ -140,15 +144,18 @@ class UpstreamPool:
         except ConnectFailed as error:
             raise UpstreamBroken(f"{error}, after it closed a connection without a response", pod=self.pod) from error
 
-    async def exchange_once(self, message: Callable[[], UpstreamMessage]) -> Reply:
+    async def exchange_once(
+        self, message: Callable[[], UpstreamMessage], sent: Callable[[Connection], object] = _nothing
+    ) -> Reply:
         """The same for a request that no pod may receive twice: over a new connection, and `message` is called after
-        the connection is established.
+        the connection is established. `sent` is called with it once it has the request.
 
         Raises like `exchange`, and what `message` raises.
         """
         connection = await self._connect()
         try:
             connection.send(message())
+            sent(connection)
             await connection.head()
         except StaleConnection as error:
             raise UpstreamBroken(f"pod {self.pod}: {error}", pod=self.pod) from error
@@ -310,11 +317,18 @@ class UpstreamSender:
         pool = self.pool(pod)
         return pool.exchange(self._message(head, pool, body))
 
-    def send_once(self, head: Head, pod: Pod, body: Callable[[], bytes], part: str = "") -> Awaitable[Reply]:
+    def send_once(
+        self,
+        head: Head,
+        pod: Pod,
+        body: Callable[[], bytes],
+        part: str = "",
+        sent: Callable[[Connection], object] = _nothing,
+    ) -> Awaitable[Reply]:
         """The same for a body that no pod may receive twice; `body` is called just before it is sent. `part`: see
-        `Leg`."""
+        `Leg`; `sent`: see `exchange_once`."""
         pool = self.pool(pod)
-        return pool.exchange_once(lambda: self._message(head, pool, body(), part))
+        return pool.exchange_once(lambda: self._message(head, pool, body(), part), sent)
 
     def _message(self, head: Head, pool: UpstreamPool, body: bytes, part: str = "") -> UpstreamMessage:
         headers = self.headers(head, pool, part)

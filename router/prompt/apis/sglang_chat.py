@@ -21,6 +21,7 @@ from router.prompt.conversation import (
     Unrenderable,
     argument_characters,
     plain_messages,
+    reasoning_of,
     with_decoded_messages,
 )
 from router.prompt.media import media_parts
@@ -39,6 +40,9 @@ _ARGUMENTS = Decoder.of(dict[str, Any])
 
 
 class SglangChat(Conversion):
+    _between = " "
+    """What is between the texts of parts."""
+
     @cached_property
     def _keeps_parts(self) -> bool:
         """Whether templates receive the parts of a message as a list."""
@@ -103,7 +107,37 @@ class SglangChat(Conversion):
         texts = [part["text"] for part in parts if part["type"] == "text"]
         if self._keeps_parts and not (role == "tool" and len(texts) == len(content)):
             return parts
-        return " ".join(texts)
+        return self._between.join(texts)
+
+
+class SglangRustChat(SglangChat):
+    """The same by its server in Rust (docs/engines.md#the-server-of-sglang-in-rust)."""
+
+    _between = "\n"
+
+    def _message(self, message: Any) -> ChatMessage:
+        if isinstance(message, dict) and message.get("reasoning") is not None:
+            message = {**message, "reasoning_content": reasoning_of(message)}
+        found = super()._message(message)
+        if "arguments is string" in self.template.source:
+            for call, given in zip(found.get("tool_calls", ()), message.get("tool_calls") or (), strict=True):
+                call["function"]["arguments"] = given["function"].get("arguments")
+        if "reasoning_content" not in self.template.source and (reasoning := found.pop("reasoning_content", "")):
+            found["content"] = f"<think>{reasoning}</think>{found['content']}"
+        return found
+
+    def _content(self, role: str, content: Any) -> Any:
+        if content == []:
+            raise not_converted("an empty list of parts, which the server in Rust keeps")
+        return super()._content(role, content)
+
+    def _rewritten(self, given: list[Any]) -> list[ChatMessage]:
+        *earlier, last = given
+        if last.get("role") == "assistant":
+            last = {"role": "user", "content": last.get("content")}
+            if not isinstance(last["content"], str):
+                raise not_converted("a last message of the assistant without a text")
+        return super()._rewritten([*earlier, last])
 
 
 def _part(part: Any) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.apis.sglang_chat import SglangChat
+from router.prompt.apis.sglang_chat import SglangChat, SglangRustChat
 from router.prompt.apis.sglang_messages import SglangMessages
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
@@ -150,3 +150,44 @@ def test_chats_that_are_continued_have_the_tokens_of_whole_ones(
         text = rendered(deepseek, template, *messages[:end])
         found = warm.fingerprint(request, SglangChat)
         assert list(found.tokens) == list(deepseek.encode(text)), text
+
+
+# --- the server in Rust ---
+
+
+def in_rust(tokenizer: Tokenizer, template: str, *messages: Any) -> str:
+    found = ChatTemplate(tokenizer, template)
+    return found.render(SglangRustChat(found).template_body({"messages": list(messages)}))
+
+
+def test_the_server_in_rust_joins_parts_by_lines(deepseek: Tokenizer) -> None:
+    message = {"role": "user", "content": [part("One"), part("Two")]}
+    assert (rendered(deepseek, STRINGS, message), in_rust(deepseek, STRINGS, message)) == (
+        "<user>One Two",
+        "<user>One\nTwo",
+    )
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_the_server_in_rust_writes_reasoning_for_a_template_that_does_not(deepseek: Tokenizer, field: str) -> None:
+    """In front of the answer, but for the last message, which becomes one of the user."""
+    said = {"role": "assistant", "content": "Hi", field: "R"}
+    assert in_rust(deepseek, STRINGS, said, ASKED) == "<assistant><think>R</think>Hi<user>Hi"
+    assert in_rust(deepseek, STRINGS, {**said, field: ""}, said) == "<assistant>Hi<user>Hi"
+    own = "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}"
+    assert in_rust(deepseek, own, said, ASKED) == "R"
+
+
+def test_the_server_in_rust_keeps_the_text_of_arguments_for_a_template_that_looks(deepseek: Tokenizer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"x":1}'}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    shown = "{{ messages[0].tool_calls[0].function.arguments | tojson }}"
+    looks = "{% if messages[0].tool_calls[0].function.arguments is string %}text{% endif %}"
+    assert in_rust(deepseek, shown, said, ASKED) == '{"x": 1}'
+    assert (in_rust(deepseek, looks, said, ASKED), rendered(deepseek, looks, said, ASKED)) == ("text", "")
+
+
+@pytest.mark.parametrize("message", [{"role": "user", "content": []}, {"role": "assistant", "content": [part("a")]}])
+def test_what_the_server_in_rust_keeps_as_a_list_is_not_read(deepseek: Tokenizer, message: Any) -> None:
+    with pytest.raises(Unrenderable):
+        in_rust(deepseek, STRINGS, ASKED, message)
