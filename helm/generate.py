@@ -163,6 +163,54 @@ POOL = fields(
     securityContext=("Security of the containers.", k8s("SecurityContext")),
 )
 
+TARGETS = {
+    "type": ["string", "object"],
+    "minLength": 1,
+    "minProperties": 1,
+    "additionalProperties": {"type": "number", "minimum": 0},
+}
+NAMED = fields(
+    "name to",
+    name=("The name; with `*` at its end, all names with that beginning that are not models.", {"type": "string"}),
+    to=("The model or adapter that it becomes, or several with their weights.", TARGETS),
+    rules=(
+        "Other targets for some tenants or headers; the first that applies counts.",
+        {
+            "type": "array",
+            "items": fields(
+                "to",
+                tenants=("Tenants whose requests it is for.", STRINGS),
+                headers=("Headers with their values.", LABELS),
+                to=("The same as `to` of the name.", TARGETS),
+            ),
+        },
+    ),
+    fallbacks=("Models or adapters that serve a request that the target cannot.", STRINGS),
+)
+
+SCALED = fields(
+    "target models maxReplicas",
+    target=(
+        "What is scaled, in the namespace of the release. Its replicas must not be set by anything else.",
+        fields(
+            "name",
+            name=("Name of the object.", {**NAME, "minLength": 1}),
+            apiVersion=("Its API. Default: apps/v1.", {"type": "string"}),
+            kind=("Its kind. Default: Deployment.", {"type": "string"}),
+        ),
+    ),
+    models=(
+        "Models and adapters of its pods, by the pods' own names. Requests for one of them start the first pod.",
+        {**STRINGS, "minItems": 1},
+    ),
+    pool=("Value of the pods' label warmroute.dev/pool. Default: pods without one.", {"type": "string"}),
+    minReplicas=("Fewest pods. 0 needs config.limits.hold_s. Default: 1.", at_least(0)),
+    maxReplicas=("Most pods.", at_least(1)),
+    cooldownSeconds=("Seconds without requests after which the last pod is stopped. Default: 900.", at_least(0)),
+    pollingIntervalSeconds=("Seconds between two queries. Default: 5.", at_least(1)),
+    fallbackReplicas=("Fewest pods while Prometheus does not answer. Default: 1.", at_least(1)),
+)
+
 NUMBER_OR_SHARE = {"type": ["integer", "string"], "minimum": 0, "pattern": "^([0-9]+%)?$"}
 
 RULES: Mapping[str, Schema] = {
@@ -180,6 +228,7 @@ RULES: Mapping[str, Schema] = {
         "propertyNames": {"pattern": "^[a-z0-9][a-z0-9_.-]*$"},
         "additionalProperties": {"type": "object"},
     },
+    "names": {"type": "array", "items": NAMED},
     "replicaCount": {"type": ["integer", "null"], "minimum": 0},
     "tokenizers": {"type": "array", "items": TOKENIZER},
     "hub.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
@@ -196,6 +245,7 @@ RULES: Mapping[str, Schema] = {
     "valkey.maxMemory": {"type": "string", "pattern": "^[0-9]+(kb|mb|gb)$"},
     "publisher.replicaCount": at_least(1),
     "engines.pools": {"type": "array", "items": POOL},
+    "engineScaling": {"type": "array", "items": SCALED},
     "service.type": one_of("ClusterIP", "NodePort", "LoadBalancer"),
     "service.port": PORT,
     "service.nodePort": {"type": "integer", "minimum": 0, "maximum": 65535},

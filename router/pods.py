@@ -121,6 +121,8 @@ class Pod:
     """The ZMQ address where it publishes its load; empty where it does not."""
     lacks: frozenset[str] = frozenset()
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
+    is_asleep: bool = False
+    """Whether its engine sleeps: it serves nobody, and its cache is empty."""
     uid: str = ""
     """Identity of its process, such as that of a Kubernetes pod; empty if unknown."""
     socket: str = ""

@@ -24,6 +24,7 @@
 {{- with .Values.tenants -}}
 {{- if .existingSecret }}{{ $config = mergeOverwrite (dict "tenants" (printf "/run/secrets/warmroute/tenants/%s" .existingSecretKey)) $config }}{{ end -}}
 {{- end -}}
+{{- if .Values.names }}{{ $config = mergeOverwrite (dict "names" "/etc/warmroute/names/names.yaml") $config }}{{ end -}}
 {{- if $redis }}{{ $config = mergeOverwrite (dict "index" (dict "redis" $redis)) $config }}{{ end -}}
 {{- if .Values.picker.enabled }}{{ $config = mergeOverwrite (dict "picker" (dict "host" "0.0.0.0" "port" .Values.picker.port)) $config }}{{ end -}}
 {{- with fromYamlArray (include "warmroute.sources" .) -}}

@@ -6,6 +6,7 @@ Prints one JSON line per engine once all of them listen.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -58,6 +59,9 @@ class MockEngineOptions:
         float,
         typer.Option(min=0, help="Seconds to complete responses on SIGTERM; then streams fall silent, as vLLM's."),
     ] = 0.0
+    start_delay: Annotated[
+        float, typer.Option(min=0, help="Seconds before it listens, as for a model that is loaded.")
+    ] = 0.0
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
     api_key: Annotated[str, typer.Option(help="Key that requests need.", show_default="none")] = ""
     price: Annotated[
@@ -73,6 +77,7 @@ def mock_engine_command(options: MockEngineOptions) -> None:
         raise typer.BadParameter(f"--port {options.port} leaves no port up to {MAX_PORT} for {options.count} engines")
     if options.prefill and not options.pd:
         raise typer.BadParameter("--prefill needs --pd: prefill engines hand their KV to the others")
+    time.sleep(options.start_delay)
     try:
         uvloop.run(serve(list(_configs(options)), _announce, options.drain_timeout))
     except (OSError, ZMQError) as error:

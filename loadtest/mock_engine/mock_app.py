@@ -38,6 +38,7 @@ from loadtest.mock_engine.mock_requests import (
     decode_body,
 )
 from loadtest.mock_engine.mock_responses import encode, error_type
+from loadtest.mock_engine.sleep_mode import SleepMode
 from loadtest.mock_engine.step_loop import StepLoop, StreamLost, TokenStream
 from router.endpoints import conventions_of
 from router.types import Endpoint
@@ -127,6 +128,7 @@ class EngineApp:
         self._billed = [0, 0, 0, 0]
         """Answers; their prompt tokens, the cached ones of these, and output tokens."""
         self._serial = count()
+        self.sleep = SleepMode(config.wake_s or 0.0, steps.pod.cache.clear)
         adapters, created_s = self._parser.adapters, int(time.time())
         self._routes: dict[tuple[str, str], _Handler] = {
             **{("POST", path): partial(self._generate, form) for path, form in _FORMATS.items()},
@@ -142,6 +144,7 @@ class EngineApp:
             ("POST", "/v1/load_lora_adapter"): _answer(self._parser.load_adapter, b"text/plain"),
             ("POST", "/v1/unload_lora_adapter"): _answer(self._parser.unload_adapter, b"text/plain"),
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
+            **self._sleep_routes(),
             ("POST", "/_kv/take"): handoffs.handle_take,
             ("POST", "/_kv/lookup"): handoffs.handle_lookup,
             ("GET", "/query"): handoffs.handle_query,
@@ -190,6 +193,7 @@ class EngineApp:
         fault = self._faults.take(*REQUEST_FAULTS)
         if await self._fails_early(exchange, fault):
             return
+        self.sleep.check()
         request = form.parse(self._parser, body, exchange.header(b"x-request-id") or uuid.uuid4().hex)
         # Clients may use an id twice. The engine's own ids are unique, as in vLLM since 0.17.
         engine_request_id = f"{request.id}-{next(self._serial):08x}"
@@ -349,6 +353,8 @@ class EngineApp:
         body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
         if self._config.price is not None:
             body += responses.bill(self._config.price, *self._billed)
+        if self._config.front_end != "rust":
+            body += self.sleep.metrics(f'engine="0",model_name="{self._config.models[0]}"')
         if names := parse_qs(exchange.query).get("name[]"):
             body = responses.filtered_metrics(body, names, self._config.metrics_filter)
         await exchange.respond(HTTPStatus.OK, body, responses.METRICS_TYPE)
@@ -361,6 +367,16 @@ class EngineApp:
         return encode({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
     # --- operations ---
+
+    def _sleep_routes(self) -> dict[tuple[str, str], _Handler]:
+        if self._config.wake_s is None:
+            return {}
+        return {
+            ("GET", "/is_sleeping"): self.sleep.handle_is_sleeping,
+            ("POST", "/sleep"): self.sleep.handle_sleep,
+            ("POST", "/wake_up"): self.sleep.handle_wake_up,
+            ("POST", "/collective_rpc"): self.sleep.handle_rpc,
+        }
 
     async def _reset_prefix_cache(self, exchange: HttpExchange) -> None:
         """Always 200, as in vLLM. Blocks in use stay; the next step publishes the cleared ones."""

@@ -101,6 +101,8 @@ class MockEngineConfig(SimPodConfig):
     """At most what the cache holds."""
     stream_interval: int = 1
     """Tokens per chunk of a stream."""
+    wake_s: float | None = None
+    """How long it takes to wake up from sleep mode; None: it has no such mode (no `VLLM_SERVER_DEV_MODE`)."""
     forces_usage: bool = False
     """Whether each chunk has usage, as with vLLM's `--enable-force-include-usage`."""
     kv_events: KvEventConfig | None = KvEventConfig()

@@ -485,6 +485,12 @@ class RouterConfig(Strict):
         return data
 
     @model_validator(mode="after")
+    def _waits_for_what_it_wakes(self) -> RouterConfig:
+        if self.scaling.wake_pods and self.limits.hold_s is None:
+            raise wrong_at(("scaling", "wake_pods"), "needs limits.hold_s, the time that requests wait for a pod")
+        return self
+
+    @model_validator(mode="after")
     def _no_duplicates(self) -> RouterConfig:
         models, pods = [model.name for model in self.models], [pod.url for pod in self.pods]
         providers = [one.name for one in self.providers]

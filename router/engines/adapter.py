@@ -151,6 +151,8 @@ class EngineAdapter:
     gauges: LoadGauges
     faults_path: str = ""
     """Where its ranks report faults that the health path does not show."""
+    sleep_path: str = ""
+    """Where it says whether it sleeps; empty where it cannot sleep."""
     lack_answers: tuple[Lack, ...] = COMMON_LACKS
     """The answers by which a pod says that it lacks what a request needs."""
     describe_paths: tuple[str, ...] = (MODELS_PATH,)
@@ -217,6 +219,14 @@ class EngineAdapter:
     def fault(self, faults: bytes, pod: Pod) -> str:
         """Which of these faults keeps the pod from serving; "" if none does."""
         return ""
+
+    def is_asleep(self, said: bytes) -> bool:
+        """Whether the engine sleeps, by what it says at `sleep_path`."""
+        return False
+
+    def wake_calls(self, metrics: bytes) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """Paths and bodies that wake the engine with these metrics; none where that is not known."""
+        return ()
 
     def continues(self, pod: Pod) -> frozenset[Endpoint]:
         """Where the pod's release gives the token ids of a stream, and takes them back as a prompt."""

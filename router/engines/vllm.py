@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -68,6 +69,10 @@ class _Faults(msgspec.Struct):
     engines: list[_Rank]
 
 
+class _Sleep(msgspec.Struct):
+    is_sleeping: bool
+
+
 class Vllm(EngineAdapter):
     owners: tuple[str, ...] = ("vllm", _RUST_OWNER)
     may_force_usage = True  # --enable-force-include-usage
@@ -85,6 +90,7 @@ class Vllm(EngineAdapter):
         Lack(HTTPStatus.BAD_REQUEST, re.compile(rb".*Cannot set both `continue_fin", re.DOTALL), CONTINUING_ALONE),
     )
     faults_path = "/fault_tolerance/status"
+    sleep_path = "/is_sleeping"
     describe_paths = (MODELS_PATH, _METRICS_PATH, _KV_PATH, _VERSION_PATH)
     kv_events_flag = '--kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq"}'
     returns_token_ids = True
@@ -139,6 +145,19 @@ class Vllm(EngineAdapter):
             return ""
         return f"the engine reports that rank {own[0].id} is {own[0].status}: {own[0].fault_info}".rstrip(": ")
 
+    def is_asleep(self, said: bytes) -> bool:
+        return (found := decode(said, _Sleep)) is not None and found.is_sleeping
+
+    def wake_calls(self, metrics: bytes) -> Sequence[tuple[str, Mapping[str, Any]]]:
+        """None where it is only paused, for new weights. Level 2 has dropped its weights, and loads them again."""
+        try:
+            states = {one.labels.get("sleep_state") for one in samples(metrics, "vllm:engine_sleep_state") if one.value}
+        except OutOfBounds:
+            return ()
+        if "discard_all" in states:
+            return _LOADING_WAKE
+        return (("/wake_up", {}),) if "weights_offloaded" in states else ()
+
     def continues(self, pod: Pod) -> frozenset[Endpoint]:
         if not takes_prompt_tokens(pod):
             return frozenset()
@@ -150,6 +169,11 @@ class Vllm(EngineAdapter):
         return b'{"count":%d,"max_model_len":%d,"tokens":[' % (count, pod.max_model_len_tokens), b'],"token_strs":null}'
 
 
+_LOADING_WAKE: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("/wake_up?tags=weights", {}),
+    ("/collective_rpc", {"method": "reload_weights"}),
+    ("/wake_up?tags=kv_cache", {}),
+)
 _DEAD = b"EngineCore encountered an issue."
 """How `EngineDeadError` begins (`v1/engine/exceptions.py`), which is not recoverable; errors of one request differ."""
 _PAUSES = {

@@ -1,7 +1,7 @@
 """Probes the health of each pod, and fetches the description of a new pod before it gets traffic.
 
 Only the engine's health path counts: failures go to the breaker, a success admits the pod, or drains it as long as the
-engine reports a fault. /v1/models and /metrics do not count, because a busy engine answers them late.
+engine reports a fault or sleeps. /v1/models and /metrics do not count, because a busy engine answers them late.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MAX_REASON_CHARACTERS = 400
 _ALLOWED = " that `pods[].models` allows"
 _CHECK = "check that the URL is an engine's and `engine` is right"
 _DENIED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+SLEEPS = "the engine sleeps"
 JOINING_INTERVAL_S = 0.1
 """Interval for a pod that is not up yet, so that it gets traffic within a second of its start."""
 
@@ -48,6 +49,7 @@ class _Seen:
     refused: bool = False
     reasons: LoggedOnce = field(default_factory=LoggedOnce)
     reports_faults: bool = False
+    may_sleep: bool = False
     fault: str = ""
     """Why it is drained."""
     listed_at_s: float = 0.0
@@ -109,6 +111,8 @@ class PodProbe:
         if not serving and seen.described_epoch != status.pod.epoch and not await self._describe(status.pod, seen):
             return
         fault = await self._fault(status.pod, seen)
+        if await self._is_asleep(status.pod, seen):
+            fault = fault or SLEEPS
         begins, ends = fault and status.state is not PodState.DRAINING, seen.fault and not fault
         if begins or ends:
             self.fleet.event(pod_id, PodEvent.DRAIN if fault else PodEvent.UNDRAIN, reason=fault)
@@ -130,6 +134,22 @@ class PodProbe:
         except UpstreamError as error:
             seen.reports_faults = not (isinstance(error, UpstreamBroken) and error.status == HTTPStatus.NOT_FOUND)
             return seen.fault if seen.reports_faults else ""
+
+    async def _is_asleep(self, pod: Pod, seen: _Seen) -> bool:
+        """Whether the engine sleeps. When it falls asleep its cache is gone, as after a restart."""
+        if not seen.may_sleep:
+            return False
+        adapter, is_asleep = ENGINES[pod.engine], pod.is_asleep
+        try:
+            is_asleep = adapter.is_asleep(await self.fetch(pod, adapter.sleep_path, self.config.health_timeout_s))
+        except UpstreamError as error:
+            seen.may_sleep = not (isinstance(error, UpstreamBroken) and error.status == HTTPStatus.NOT_FOUND)
+        if is_asleep != pod.is_asleep and self.fleet.same_epoch(pod) is not None:
+            if is_asleep:
+                self.fleet.restarted(pod.id)
+                seen.described_epoch = 0
+            self.fleet.learn(pod.id, is_asleep=is_asleep)
+        return is_asleep
 
     async def _list_adapters(self, pod_id: PodId, seen: _Seen) -> None:
         """Read the adapters of a described pod again after `ADAPTERS_INTERVAL_S`. The answer does not
@@ -158,7 +178,8 @@ class PodProbe:
         now = self.fleet.same_epoch(pod)
         if now is None:
             return False
-        seen.described_epoch, seen.reports_faults = pod.epoch, bool(ENGINES[pod.engine].faults_path)
+        adapter, seen.described_epoch = ENGINES[pod.engine], pod.epoch
+        seen.reports_faults, seen.may_sleep = bool(adapter.faults_path), bool(adapter.sleep_path)
         seen.listed_at_s = time.monotonic()
         self.on_described(now.pod, facts)
         return self.fleet.same_epoch(pod) is not None

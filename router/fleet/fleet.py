@@ -50,6 +50,7 @@ _UNTESTED: Mapping[str, Any] = {
     "misreads": frozenset(),
     "continues": frozenset(),
     "lacks": frozenset(),
+    "is_asleep": False,
 }
 """What tests show of a pod, before the first one of its life."""
 

@@ -62,6 +62,9 @@ class Scaling:
     """Used share of the KV cache, as the engines report it."""
     itl_ms: PositiveFloat = 50.0
     """Time of a decode step, by the learnt costs."""
+    wake_pods: bool = False
+    """Wake sleeping pods (vLLM with `VLLM_SERVER_DEV_MODE=1`) when requests would wait for longer than that takes. Only
+    where nothing else uses their GPUs meanwhile. Needs `limits.hold_s`."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 

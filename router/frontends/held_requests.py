@@ -18,6 +18,7 @@ from router.feeds.supervise import pause
 from router.fleet.fleet import Fleet
 from router.frontends.fair_turns import FairTurns
 from router.policy.eligible import ready_pods
+from router.types import InferenceRequest
 
 CHECK_S = 1.0
 """Time between two looks at the fleet: models and adapters of pods change without a change of state."""
@@ -39,7 +40,17 @@ class HeldRequests:
     _starts_s: dict[str, float] = field(default_factory=dict)
     """How long the last start of a pod took, by model. All models are those of files, never of clients alone."""
 
-    async def wait(self, error: NoReadyPod, tenant: Tenant, size_bytes: int) -> None:
+    def waiting(self, model: str) -> int:
+        return self._counts[model]
+
+    def unserved(self, request: InferenceRequest) -> NoReadyPod | None:
+        """Why a request should wait although pods have its model: none of them is ready, and none of its fallbacks."""
+        model = request.adapter or request.model
+        if any(map(self._is_served, (model, *request.fallbacks))):
+            return None
+        return NoReadyPod(f"No pod that serves `{model}` is ready; retry later.", model=model)
+
+    async def wait(self, error: NoReadyPod, tenant: Tenant, size_bytes: int, until_s: float) -> None:
         """Returns when a pod serves the model of the error. Raises the error where the request cannot wait."""
         model, now_s = error.model, asyncio.get_running_loop().time()
         if self._counts[model] >= self.max_requests:
@@ -48,7 +59,7 @@ class HeldRequests:
         self._since_s.setdefault(model, now_s)
         self._count(model, 1)
         try:
-            async with asyncio.timeout(self.hold_s), turns.turn(tenant, 0, size_bytes):
+            async with asyncio.timeout_at(until_s), turns.turn(tenant, 0, size_bytes):
                 await self._ready(model)
         except TimeoutError:
             raise self._refused(error, asyncio.get_running_loop().time()) from None
@@ -56,19 +67,21 @@ class HeldRequests:
             self._count(model, -1)
 
     async def _ready(self, model: str) -> None:
-        changed = asyncio.Event()
+        changed, has_waited = asyncio.Event(), False
         unlisten = self.fleet.listen(lambda *_: changed.set())
         try:
             while not self._is_served(model):
                 await pause(changed, CHECK_S)
+                has_waited = True
         finally:
             unlisten()
-        if (since_s := self._since_s.pop(model, None)) is not None:
+        since_s = self._since_s.pop(model, None)
+        if has_waited and since_s is not None:
             self._starts_s[model] = asyncio.get_running_loop().time() - since_s
 
     def _is_served(self, model: str) -> bool:
         found = ready_pods(self.fleet.snapshot, model)
-        return bool(found.direct or found.prefill)
+        return bool(found.direct or (found.prefill and found.decode))
 
     def _count(self, model: str, more: int) -> None:
         self._counts[model] += more

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.config.models import PodPriors
-from router.config.schema import RouterConfig
+from router.config.schema import Limits, RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS, picture_identities, readings_of
 from router.feeds.calibration_feed import CalibrationFeed
@@ -32,7 +32,7 @@ from router.frontends.prompts import NO_CLIENT, LoadTokenizer, Prompts
 from router.frontends.response_locator import ResponseLocator
 from router.index.stored_responses import StoredResponses
 from router.observe.changes import Changes
-from router.observe.declared import of_pods
+from router.observe.declared import of_pods, of_requests
 from router.observe.metrics import Metrics
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
@@ -43,6 +43,7 @@ from router.types import InferenceRequest, Pod, PodState, PrefixTrust
 from router.wiring.pod_sources import PodSources, pod_sources
 
 if TYPE_CHECKING:
+    from router.frontends.held_requests import HeldRequests
     from router.wiring.cluster_member import ClusterMember
 
 
@@ -117,9 +118,24 @@ def build_fleet(
         handoff_facts=HandoffFacts(fleet, pools.get_url, timeout_s=config.probes.health_timeout_s),
         matching=matching,
         matching_log=MatchingLog(fleet, matching.of),
+        held=held_requests(config.limits, fleet, metrics),
     )
     fleet.listen(parts.remove_gone)
     return parts
+
+
+def held_requests(limits: Limits, fleet: Fleet, metrics: Metrics) -> HeldRequests | None:
+    """What waits for the first pod of a model; None where nothing does."""
+    if limits.hold_s is None:
+        return None
+    from router.frontends.held_requests import HeldRequests
+
+    waiting = metrics[of_requests.WAITING_FOR_PODS]
+
+    def report(model: str, count: int) -> None:
+        waiting.labels(model).set(count)
+
+    return HeldRequests(fleet, limits.hold_s, limits.max_waiting_for_pods, report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +158,7 @@ class FleetParts:
     handoff_facts: HandoffFacts
     matching: PodMatching
     matching_log: MatchingLog
+    held: HeldRequests | None
 
     @property
     def fleet(self) -> Fleet:
@@ -174,7 +191,16 @@ class FleetParts:
             [self.lacks.check, CacheFacts(fleet, store).check],
             [self.handoff_facts.check],
             [*tests, self.matching_log.check],
+            self._wake_ups(),
         )
+
+    def _wake_ups(self) -> Sequence[Check]:
+        if self.held is None or not self.config.scaling.wake_pods:
+            return ()
+        from router.feeds.wake_ups import WakeUps
+
+        fetch, post, waiting = self.pools.fetch, self.pools.post, self.held.waiting
+        return (WakeUps(self.fleet, self.state.ledger, fetch, post, waiting, time.monotonic).check,)
 
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""

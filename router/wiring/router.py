@@ -45,7 +45,7 @@ from router.frontends.http.provider import ProviderPools
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.observe.changes import Changes
-from router.observe.declared import of_process, of_requests
+from router.observe.declared import of_process
 from router.observe.log import LEVELS, RequestLog
 from router.observe.loop_lag import LoopLag
 from router.observe.metrics import Metrics, add_process_metrics
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
     from router.feeds.signing_keys import SigningKeyFeed
-    from router.frontends.held_requests import HeldRequests
     from router.frontends.prompts import LoadTokenizer
     from router.frontends.response_locator import ResponseLocator
     from router.observe.ended import EndingSink
@@ -496,7 +495,7 @@ def build_edge(
         config.limits,
         tracing,
         core.rules.memory,
-        held_requests(pods),
+        pods.held,
     )
     gauges = MetricsPage(
         pods.metrics,
@@ -518,19 +517,6 @@ def build_edge(
     explain = _explain_routes(pods, core, forwarder, records, edge, access.gate)
     admin = _admin_edge(pods, policies, records, page, snapshots, explain, readiness)
     return Edges(edge, admin, page, snapshots, certificate, tracing, readiness)
-
-
-def held_requests(pods: FleetParts) -> HeldRequests | None:
-    """What waits for the first pod of a model; None where nothing does."""
-    limits, waiting = pods.config.limits, pods.metrics[of_requests.WAITING_FOR_PODS]
-    if limits.hold_s is None:
-        return None
-    from router.frontends.held_requests import HeldRequests
-
-    def report(model: str, count: int) -> None:
-        waiting.labels(model).set(count)
-
-    return HeldRequests(pods.fleet, limits.hold_s, limits.max_waiting_for_pods, report)
 
 
 def _explain_routes(

@@ -73,6 +73,20 @@ async def test_a_stream_waits_for_the_first_pod_and_is_kept_open(model: str, pod
     assert (context.request.model, json.loads(context.request.body)["model"]) == (pods, pods)
 
 
+@pytest.mark.parametrize("event", [PodEvent.DRAIN, PodEvent.EJECT])
+async def test_a_request_waits_while_the_last_pod_leaves(event: PodEvent) -> None:
+    """The fleet still knows its model."""
+    zero = Zero()
+    zero.start_pod("m")
+    zero.core.fleet.event("p", event)
+    async with zero.asked("m", stream=False) as reader:
+        await zero.waiting.wait()
+        assert not zero.forwarded
+        zero.core.fleet.sync([])
+        zero.start_pod("m")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_other_requests_wait_in_silence() -> None:
     zero = Zero()
     async with zero.asked("m", stream=False) as reader:

@@ -62,6 +62,13 @@ def test_a_credential_file_without_a_key_is_refused_with_its_line(tmp_path: Path
     assert "two words" not in str(caught.value)
 
 
+def test_pods_are_woken_only_where_requests_can_wait_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    check(path, f"{GOOD}limits: {{hold_s: 300}}\nscaling: {{wake_pods: true}}\n")
+    with pytest.raises(ConfigError, match=r"^.*:10: scaling\.wake_pods: needs limits\.hold_s"):
+        check(path, f"{GOOD}scaling: {{wake_pods: true}}\n")
+
+
 def test_a_missing_file_of_admin_tokens_is_refused_with_its_line(tmp_path: Path) -> None:
     path, tokens = tmp_path / "router.yaml", tmp_path / "tokens"
     text = f"admin:\n  host: 0.0.0.0\n  bearer_file: {tokens}\n{GOOD}"

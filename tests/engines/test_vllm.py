@@ -189,3 +189,34 @@ def test_streams_go_on_from_their_ids_since_a_release(version: str, continues: b
     assert VLLM.continues(pod) == (BOTH if continues else frozenset())
     assert VLLM.continues(replace(pod, front_end="rust")) == ({Endpoint.COMPLETIONS} if continues else frozenset())
     assert not ENGINES["sglang"].continues(pod)
+
+
+def sleep_state(**states: int) -> bytes:
+    """As vLLM 0.32 and 0.33 write it."""
+    lines = (f'vllm:engine_sleep_state{{engine="0",sleep_state="{one}"}} {float(on)}' for one, on in states.items())
+    return "\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "paths"),
+    [
+        (sleep_state(awake=1, weights_offloaded=0, discard_all=0), []),
+        (sleep_state(awake=0, weights_offloaded=1, discard_all=0), ["/wake_up"]),
+        (
+            sleep_state(awake=0, weights_offloaded=0, discard_all=1),
+            ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"],
+        ),
+        (sleep_state(awake=0, weights_offloaded=0, discard_all=0), []),  # the KV cache alone is gone
+        (b"", []),
+    ],
+)
+def test_it_is_woken_by_what_its_level_needs(metrics: bytes, paths: list[str]) -> None:
+    assert [path for path, _ in VLLM.wake_calls(metrics)] == paths
+
+
+@pytest.mark.parametrize(
+    ("said", "is_asleep"),
+    [(b'{"is_sleeping":true}', True), (b'{"is_sleeping":false}', False), (b"{}", False), (b"<html>", False)],
+)
+def test_it_sleeps_if_it_says_so(said: bytes, is_asleep: bool) -> None:
+    assert VLLM.is_asleep(said) is is_asleep

@@ -100,6 +100,16 @@ def test_a_changed_policy_does_not_restart_routers() -> None:
     assert YAML(typ="safe").load(text) == policies["nightly"]
 
 
+def test_changed_names_do_not() -> None:
+    """The file is read again; the first names restart them, because the configuration names the file then."""
+    entries = [{"name": "gpt-4o", "to": "m"}, {"name": "m", "to": {"m": 95, "next": 5}, "fallbacks": ["o"]}]
+    before, after = minimal({"names": entries[:1]}), minimal({"names": entries})
+    assert router(before) == router(after)
+    assert YAML(typ="safe").load(after.one("ConfigMap", suffix="-names")["data"]["names.yaml"]) == {"names": entries}
+    [mount] = [one for one in router(after)["spec"]["containers"][0]["volumeMounts"] if one["name"] == "names"]
+    assert after.router_config["names"] == f"{mount['mountPath']}/names.yaml"
+
+
 def test_a_changed_configuration_does() -> None:
     changed = minimal({"config": {"limits": {"retries": 1}}})
     assert router(changed)["metadata"]["annotations"] != router(minimal())["metadata"]["annotations"]

@@ -10,6 +10,7 @@ from tests.helm.charts import MINIMAL, HelmFailed, merged, minimal, render
 
 DISCOVERED = {"discovery": {"kubernetes": {"selector": "app=vllm"}}}
 REDIS = {"config": {"index": {"redis": {"url": "redis://redis:6379/0"}}}}
+SCALED = {"target": {"name": "vllm"}, "models": ["m"], "maxReplicas": 2}
 HUB = {"repository": "Qwen/Qwen3-8B"}
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -38,7 +39,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"monitoring": {"podMonitor": {"interval": "15"}}}, "'/monitoring/podMonitor/interval': '15' does not match"),
     ({"tokenizers": [{"name": "a"}]}, "tokenizers: a needs one source"),
     ({"tokenizers": [{"name": "a", "hub": HUB, "configMap": {"name": "b"}}]}, "tokenizers: a needs one source"),
+    ({"names": [{"name": "a", "to": {"b": "half"}}]}, "'/names/0/to/b': got string, want number"),
+    ({"engineScaling": [{"target": {"name": "a"}, "models": [], "maxReplicas": 2}]}, "minItems: got 0, want 1"),
     # Values that do not fit together.
+    ({"names": [{"name": "a", "to": "b"}], "config": {"names": "/my.yaml"}}, "config.names is another file (/my.yaml)"),
+    (
+        {"engineScaling": [SCALED | {"minReplicas": 0}]},
+        "would be refused while it has no pod; set config.limits.hold_s",
+    ),
+    ({"engineScaling": [SCALED | {"minReplicas": 3}]}, "minReplicas of vllm exceeds maxReplicas (2)"),
+    (
+        {
+            "engineScaling": [SCALED | {"target": {"name": "r-warmroute-chat"}}],
+            "engines": {"pools": [{"name": "chat", "model": "m"}]},
+        },
+        "the chart sets the replicas of r-warmroute-chat, too; set autoscaled: true",
+    ),
     ({"config": {"pods": []}}, "there are no pods to route to"),
     ({"terminationGracePeriodSeconds": 60}, "terminationGracePeriodSeconds: 60 would kill routers while they answer"),
     ({"config": {"limits": {"drain_timeout_s": 700}}}, "need at least 715"),

@@ -166,7 +166,7 @@ async def test_each_front_end_caches_what_was_predicted_of_its_chats(fleet: Live
             return answer
 
         await take_turns(chats, TURNS, ask)
-        assert {pod["state"] for pod in (await _pods(fleet)).values()} == {"ready"}
+        assert {(pod["state"], *pod["misreads"]) for pod in (await _pods(fleet)).values()} == {("ready",)}
     options = {
         "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
         "pods": [{"url": pod.url, "engine": "vllm"} for pod in fleet.pods],

@@ -23,7 +23,7 @@ from tests.live_k8s.certificates import make_chain, make_signing_key
 Object = dict[str, Any]
 HOME = Path(os.environ.get("WARMROUTE_LIVE_K8S_HOME", Path.home() / ".cache" / "warmroute" / "k8s"))
 ADMIN_TOKEN = "token-of-the-administrator"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 CORE = "/api/v1"
 APPS = "/apis/apps/v1"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"

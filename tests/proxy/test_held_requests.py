@@ -26,7 +26,8 @@ class Rig:
         self.held = HeldRequests(self.fleet, hold_s, max_requests, lambda _model, count: self.waiting.append(count))
 
     async def wait(self, tenant: str, size_bytes: int = 100) -> None:
-        await self.held.wait(MISSING, TENANTS[tenant], size_bytes)
+        until_s = asyncio.get_running_loop().time() + self.held.hold_s
+        await self.held.wait(MISSING, TENANTS[tenant], size_bytes, until_s)
         self.order.append(tenant)
 
     def start_pod(self) -> None:
@@ -100,6 +101,27 @@ def test_what_the_last_start_took_is_when_to_try_again() -> None:
         return found
 
     assert run_virtually(scenario(Rig(hold_s=100.0, max_requests=1))) == pytest.approx([1.0, 30.0], abs=1.5)
+
+
+def test_a_pod_that_comes_before_the_wait_teaches_nothing() -> None:
+    """The last start that was seen stays what it was."""
+
+    async def scenario(rig: Rig) -> float | None:
+        waiting = asyncio.create_task(rig.wait("a"))
+        await asyncio.sleep(40)
+        rig.start_pod()
+        await waiting
+        await rig.wait("b")
+        rig.fleet.sync([])
+        first = asyncio.create_task(rig.wait("a"))
+        await asyncio.sleep(10)
+        with pytest.raises(NoReadyPod) as caught:
+            await rig.wait("b")
+        rig.start_pod()
+        await first
+        return caught.value.retry_after_s
+
+    assert run_virtually(scenario(Rig(hold_s=100.0, max_requests=1))) == pytest.approx(30.0, abs=1.5)
 
 
 def test_a_client_that_leaves_waits_no_more() -> None:

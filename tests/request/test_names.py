@@ -28,9 +28,10 @@ NAMES = Names(
         "beta": ModelName("beta", {"m": 1}, (BETA, NameRule({"n": 1}, frozenset({"acme"})))),
         "m": ModelName("m", HALVES),
         "down": ModelName("down", {"gone": 1}),
+        "dark": ModelName("dark", {"gone": 1}, fallbacks=("lost",)),
     },
     (("claude-", ModelName("claude-*", {"n": 1})),),
-    frozenset({"m", "n", "gone"}),
+    frozenset({"m", "n", "gone", "lost"}),
 )
 HI = [{"role": "user", "content": "hi"}]
 
@@ -179,6 +180,13 @@ def test_a_rule_by_tenant_is_for_that_tenant() -> None:
 def test_a_name_whose_model_no_pod_serves_is_not_ready() -> None:
     with pytest.raises(NoReadyPod, match="gone"):
         read({"model": "down", "messages": HI})
+
+
+def test_without_any_pod_the_target_is_what_is_missing() -> None:
+    """Not its last fallback: the pods of the target are to start."""
+    with pytest.raises(NoReadyPod) as caught:
+        read({"model": "dark", "messages": HI})
+    assert caught.value.model == "gone"
 
 
 def test_a_quota_may_be_of_the_name_or_of_the_model() -> None:

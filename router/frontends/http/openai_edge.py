@@ -189,20 +189,24 @@ class OpenAiEdge(HttpEdge):
     async def _read_when_served(self, client: AnyExchange, held: HeldRequests) -> RequestContext:
         """The same, once a pod serves the model: a pod that starts may have other settings."""
         tenant, is_open = client.admitted.tenant, False
+        until_s = asyncio.get_running_loop().time() + held.hold_s
         while True:
             try:
-                return await self._read(client)
-            except NoReadyPod as error:
-                if not error.model:
+                context = await self._read(client)
+                if (error := held.unserved(context.request)) is None:
+                    return context
+            except NoReadyPod as found:
+                if not found.model:
                     raise
-                if not is_open and (is_open := await self._turns.run(tenant, client.body, wants_stream, client.body)):
-                    self._keep_open(client)
-                try:
-                    await held.wait(error, tenant, len(client.body))
-                except asyncio.CancelledError:
-                    if client.disconnected:
-                        self.abandoned(client)
-                    raise
+                error = found
+            if not is_open and (is_open := await self._turns.run(tenant, client.body, wants_stream, client.body)):
+                self._keep_open(client)
+            try:
+                await held.wait(error, tenant, len(client.body), until_s)
+            except asyncio.CancelledError:
+                if client.disconnected:
+                    self.abandoned(client)
+                raise
 
     async def _read(self, client: AnyExchange) -> RequestContext:
         """Parse and check the request. Raises why it is refused: a `ClientError`, or `NoReadyPod` if no pod of its

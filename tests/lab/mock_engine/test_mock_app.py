@@ -140,6 +140,35 @@ async def test_resetting_the_prefix_cache_clears_it(running: Running) -> None:
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+@pytest.mark.parametrize(("level", "state"), [(1, "weights_offloaded"), (2, "discard_all")])
+async def test_an_engine_that_sleeps_refuses_requests_and_has_no_cache_when_it_wakes(
+    running: Running, level: int, state: str
+) -> None:
+    """At level 2 it has no weights either, until they are loaded."""
+    async with running(wake_s=0.0) as (_, client):
+        await client.post(CHAT, json=ASK)
+        assert (await client.get("/is_sleeping")).json() == {"is_sleeping": False}
+        await client.post("/sleep", params={"level": level})
+        assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
+        assert f'sleep_state="{state}"}} 1.0' in (await client.get("/metrics")).text
+        assert (await client.post(CHAT, json=ASK)).status_code == 503
+        await client.post("/wake_up?tags=weights")
+        assert (await client.get("/is_sleeping")).json() == {"is_sleeping": True}
+        if level == 2:
+            await client.post("/collective_rpc", json={"method": "reload_weights"})
+        await client.post("/wake_up?tags=kv_cache")
+        answer = (await client.post(CHAT, json=ASK)).json()
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert 'sleep_state="awake"} 1.0' in (await client.get("/metrics")).text
+
+
+async def test_level_2_without_its_weights_serves_nobody(running: Running) -> None:
+    async with running(wake_s=0.0) as (_, client):
+        await client.post("/sleep?level=2")
+        await client.post("/wake_up")
+        assert (await client.post(CHAT, json=ASK)).status_code == 500
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
