@@ -61,7 +61,7 @@ class RequestReader:
     ) -> None:
         self._fleet = fleet
         self._names = names
-        self._hosted = hosted or {}
+        self.hosted = hosted or {}
         self._trusts_engine_fields = edge.trust_engine_fields
         self._max_messages = max_messages
         self._configured = configured
@@ -162,7 +162,7 @@ class RequestReader:
     def _served(self, target: _Target) -> _Target:
         """The same, or its first fallback that a pod serves, if none serves the target and no provider is before it."""
         for number, model in enumerate(target.fallbacks if self._fleet.resolve(target.model) is None else (), 1):
-            if model in self._hosted:
+            if model in self.hosted:
                 break
             if self._fleet.resolve(model) is not None:
                 return _Target(model, target.name, target.fallbacks[number:], NoReadyPod.code)
@@ -176,7 +176,7 @@ class RequestReader:
         if that is another name."""
         found = self._fleet.resolve(model)
         if found is None and (target.name or model in self._configured) and tenant.may_use(model, ""):
-            found_hosted = filter(None, map(self._hosted.get, target.fallbacks))
+            found_hosted = filter(None, map(self.hosted.get, target.fallbacks))
             providers = [one.provider.name for one in found_hosted if one.serves(endpoint)]
             if providers and not tenant.data_stays:
                 return model, ""

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from router.config.provider_schema import Provider
+from router.config.schema import Limits
 from tests.redis_servers.server import tls_material
 from tests.stories.conftest import Deploy
 
@@ -181,6 +182,19 @@ async def test_when_all_pods_are_killed_a_second_model_serves_then_the_provider(
     money = [line["money"] for line in bills if line["model"] == "hosted" and line["status"] == 200]
     assert money == [(5 * 2 + 4 * 1 + 2 * 10) / 1e6] * len(got) and len(got) == 3
     assert 'warmroute_provider_refusals_total{provider="hosted",reason="data_stays"} 1' in metrics
+
+
+async def test_a_request_does_not_wait_for_pods_where_a_provider_serves(deploy: Deploy, tmp_path: Path) -> None:
+    """With `hold_s`, whether its pods are unknown or not ready."""
+    async with standin(answers) as (url, _):
+        limits = Limits(hold_s=1000.0)
+        for target in ("gone", "demo"):
+            settings: dict[str, Any] = {"names": names_of(tmp_path, ["hosted"], target), "limits": limits}
+            async with deploy(1, providers=[provider("hosted", url, tmp_path)], **settings) as found:
+                await found.engines[0].stop()
+                await found.until(lambda: not found.ready())
+                answer = await found.client.post("/v1/chat/completions", json=chat())
+                assert answer.headers["x-warmroute-model"] == "hosted"
 
 
 async def test_a_preview_shows_the_money_of_providers_beside_milliseconds(deploy: Deploy, tmp_path: Path) -> None:
