@@ -121,6 +121,8 @@ class Pod:
     """The ZMQ address where it publishes its load; empty where it does not."""
     lacks: frozenset[str] = frozenset()
     """What requests need and it does not serve, as it has shown to the router: paths and parameters."""
+    keeps_answers: bool | None = None
+    """Whether prefill pods find the answers of this decode pod, by a test or its configuration; None: unknown."""
     is_asleep: bool = False
     """Whether its engine sleeps: it serves nobody, and its cache is empty."""
     uid: str = ""

@@ -212,6 +212,7 @@ HITS = Dashboard(
                 _panel("By class", "percentunit", *_stages("class"), about=STAGES),
                 _rate("Available tokens by tier", "short", of_requests.AVAILABLE_TOKENS, "tier"),
                 _rate("Captured tokens by tier", "short", of_requests.CAPTURED_TOKENS, "tier", "peer: pulled."),
+                _rate("Prompt tokens that prefill pods compute", "short", of_requests.SPLIT_TOKENS, "dialect tokens"),
                 _tenant_hits(),
                 _rate("Decisions by reason", "reqps", of_decisions.DECISIONS, "plan reason"),
                 _rate("Prefill that hits saved", "s", of_decisions.PREFILL_SAVED_S, "model placement", WORTH),

@@ -65,6 +65,7 @@ LABELS = {
     "state": "All states of a pod or holder",
     "subject": "Classes of pods (model/engine/hardware) and kinds of links",
     "tenant": "The 20 busiest tenants, and `other`",
+    "tokens": "`computed`, or `again`: those of them that a decode pod held",
     "tier": "`gpu`, `cpu`, `disk`, `remote`; `peer` for what is pulled from another pod",
     "trust": "All results of a self-test",
     "version": "Digest of a policy, or version of a program",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from array import array
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from functools import partial
@@ -94,6 +95,8 @@ class HandoffService:
         self._engine_id = uuid.uuid4().hex
         self.counters = HandoffCounters()
         self.pins = PinTable(self._config.lease_s, self.counters)
+        self._offloaded: set[BlockHash] = set()
+        """For `p2p` without answers: the blocks of prompts, which alone are offloaded."""
 
     @property
     def address(self) -> PeerAddress:
@@ -177,7 +180,9 @@ class HandoffService:
     async def finish(self, request: GenerationRequest, leg: HandoffLeg, stream: TokenStream) -> HandoffFields:
         """Finish a computed request and return its response fields. Holds the KV of a prefill leg."""
         if isinstance(leg, StoreLookup):
-            self._write_store(request)
+            self._config.store.update(self._kept_hashes(request))
+        elif self._config.dialect == "p2p" and not self._config.keeps_answers:
+            self._offloaded.update(self._kept_hashes(request))
         if self.offers(leg):
             return self.dialect.fields(request, self._pin(request, request.id, stream, offer=True), self.address)
         if not isinstance(leg, PrefillLeg):
@@ -212,10 +217,12 @@ class HandoffService:
             self.pins.drop(pinned)
             raise
 
-    def _write_store(self, request: GenerationRequest) -> None:
-        table = PodBlockTable(request.prompt, request.adapter, request.salt)
-        table.hash_up_to(len(request.prompt) // self._block_size_tokens, self._block_size_tokens)
-        self._config.store.update(table.hashes)
+    def _kept_hashes(self, request: GenerationRequest) -> list[BlockHash]:
+        """The blocks that peers find: of an answer, all but its last token is computed."""
+        answer = request.output.tokens[:-1] if self._config.keeps_answers else ()
+        table = PodBlockTable(request.prompt + array("I", answer), request.adapter, request.salt)
+        table.hash_up_to(len(table.tokens) // self._block_size_tokens, self._block_size_tokens)
+        return table.hashes
 
     # --- endpoints for peers and routers ---
 
@@ -241,6 +248,8 @@ class HandoffService:
         """`POST /_kv/lookup`: the number of leading blocks cached here, after their transfer time."""
         body = decode_body(await exchange.body(), _LookupBody)
         held = self._steps.pod.cache.leading_blocks(body.hashes)
+        if not self._config.keeps_answers:
+            held = min(held, stored_blocks(self._offloaded, body.hashes))
         if held > body.cached_blocks:
             await exchange.pause(self._transfer_s((held - body.cached_blocks) * self._block_size_tokens))
         await exchange.respond(HTTPStatus.OK, msgspec.json.encode(LoadedKv(held * self._block_size_tokens)))

@@ -73,6 +73,9 @@ class HandoffConfig:
     kv_bytes_per_token: int = 131_072
     store: set[BlockHash] = field(default_factory=set)
     """For `shared_store`: the blocks in the store. Engines share a store by sharing this set."""
+    keeps_answers: bool = True
+    """For `shared_store` and `p2p`: whether peers find answers, as with vLLM's `save_decode_cache: true` and
+    `offload_prompt_only: false`, or prompts alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

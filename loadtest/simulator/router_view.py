@@ -63,6 +63,8 @@ class Knowledge:
     predicted_ttl_s: float = _INDEX.predicted_ttl_s
     no_events_ttl_s: float = _INDEX.no_events_ttl_s
     no_events_capacity_tokens: int = _INDEX.no_events_capacity_tokens
+    store: bool = True
+    """Whether the blocks of a store are published; else pods read there what the router does not expect."""
     kv_groups: bool = True
     """Whether it knows the groups of layers that the pods have, rather than assumes full attention."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -93,13 +95,20 @@ class RouterSettings:
     """What hits on the pods; None: what they hold without a gap."""
 
 
-class HashStore(LocalStore):
-    """A store of the blocks of `model`, whose pods announce hashes: simulated prompts have no tokens to hash. A hit on
-    each of `ruled` is what `rule` says."""
+STORE = "store"
+"""The holder whose blocks all pods can read."""
 
-    def __init__(self, model: str, ruled: Iterable[PodId] = (), rule: HitRule | None = None) -> None:
+
+class HashStore(LocalStore):
+    """A store of the blocks of `model`, whose `pods` announce hashes: simulated prompts have no tokens to hash. A hit
+    on each of `ruled` is what `rule` says."""
+
+    def __init__(
+        self, model: str, ruled: Iterable[PodId] = (), rule: HitRule | None = None, pods: Iterable[PodId] = ()
+    ) -> None:
         super().__init__()
         self._model = model
+        self._pods = tuple(pods)
         self._rule = rule
         self._ruled = frozenset(ruled if rule else ())
         self._masks = HolderMasks()
@@ -125,11 +134,15 @@ class HashStore(LocalStore):
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
         self._masks.apply(pod, change)
         self.predicted.apply(pod, change)
-        if not change.held and not change.layer:
+        if not change.held and not change.layer and pod != STORE:
             self.evicted[self._model].evicted(pod, change, self._masks.held(pod))
 
     def match(self, prefix: PromptPrefix, now_s: float) -> PrefixMatch:
         known = self._masks.walk(prefix.hashes, (prefix.token_count, prefix.block_size_tokens))
+        stored = sum(known.pop(STORE, ()))
+        for pod in self._pods if stored else ():
+            gpu, cpu, disk, _ = known.get(pod, (0, 0, 0, 0))
+            known[pod] = gpu, cpu, disk, max(stored - gpu - cpu - disk, 0)
         return PrefixMatch(self.blocks(prefix, now_s, known))
 
 
@@ -164,7 +177,8 @@ class RouterView:
         self.streams = Counter[PodId]()
         fleet = _fleet_of(self._pods, self._links)
         rule = self._settings.rule if self._settings.knowledge.kv_groups else None
-        self.store = HashStore(self._pods[0].base_model, [pod.id for pod in self._pods], rule)
+        pods = [pod.id for pod in self._pods]
+        self.store = HashStore(self._pods[0].base_model, pods, rule, pods)
         state = FleetState(
             fleet=fleet,
             ledger=Ledger(),
@@ -182,7 +196,8 @@ class RouterView:
         return self.core.state.ledger
 
     def apply_blocks(self, pod: PodId, change: BlockChange) -> None:
-        self.store.apply_blocks(pod, change)
+        if pod != STORE or self._settings.knowledge.store:
+            self.store.apply_blocks(pod, change)
 
     def apply_loads(self, loads: Mapping[PodId, PodLoad]) -> None:
         for pod_id, load in loads.items():

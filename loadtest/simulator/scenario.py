@@ -29,6 +29,19 @@ from router.types import AttentionKind, LayerType, Link, Links, Pod, PodSpeed, P
 DIALECT = "simulated"
 
 
+class StrictSpec(BaseModel):
+    """Part of a YAML file: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StoreSpec(StrictSpec):
+    """A store that all pods write to and read from over their links. Without `answers`, only prompts are written."""
+
+    kv_tokens: PositiveInt
+    answers: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedPod:
     """A pod: `known` is the router's description, whose `speed` may be wrong, and `true` the real one."""
@@ -45,6 +58,7 @@ class SimulatedFleet:
     pods: tuple[SimulatedPod, ...]
     link: Link | None = None
     believed_links: Links = field(default_factory=Links)
+    store: StoreSpec | None = None
 
     @property
     def splits(self) -> bool:
@@ -74,12 +88,6 @@ class Conditions:
 
 Prior: TypeAlias = Callable[[str, str], tuple[PodSpeed, int]]
 """(model, hardware) -> coefficients and KV bytes per token. Raises `ConfigError`."""
-
-
-class StrictSpec(BaseModel):
-    """Part of a YAML file: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class PodsSpec(StrictSpec):
@@ -134,6 +142,7 @@ class FleetSpec(StrictSpec):
     model: str
     pods: Annotated[tuple[PodsSpec, ...], Field(min_length=1)]
     link: LinkSpec | None = None
+    store: StoreSpec | None = None
     pcie_gb_per_s: PositiveFloat = 20.0
     engine_block_tokens: PositiveInt = 16
     kv_groups: Annotated[tuple[LayerType, ...], Parsed(_layers)] = ()
@@ -169,7 +178,7 @@ class FleetSpec(StrictSpec):
             link = Link(self.link.t0_ms, self.link.gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
             believed = replace(link, bytes_per_ms=link.bytes_per_ms * self.believed.bandwidth)
         pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * self.believed.bandwidth)
-        return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie))
+        return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie, remote=believed), self.store)
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)

@@ -2,14 +2,14 @@
 
 Two prompts share the prefix that their leading block hashes have in common; there is no text. This module also reads
 recorded traffic: Mooncake traces and our own receipts. Neither contains the blocks of answers, so only prompts are
-shared. `generate.py` generates traffic.
+shared, unless `with_answers` finds those that a later prompt repeats. `generate.py` generates traffic.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -85,6 +85,33 @@ class Traffic:
     block_size_tokens: int
     sessions: Iterable[Session]
     request_count: int = 0
+
+
+def with_answers(requests: Sequence[TrafficRequest], block_size_tokens: int) -> list[TrafficRequest]:
+    """The same requests, in order of time, with the blocks of the answers that later prompts repeat word by word: of a
+    prompt whose last whole block is new, those behind it in the first later prompt that has this block and is long
+    enough. A block that the prompt cuts short is left out: the answer fills it."""
+    awaited: dict[BlockHash, int] = {}
+    seen: set[BlockHash] = set()
+    answers: dict[int, Sequence[BlockHash]] = {}
+    for number, request in enumerate(requests):
+        blocks = request.blocks[: request.prompt_tokens // block_size_tokens]
+        for block in blocks:
+            if (turn := awaited.get(block)) is not None:
+                end_tokens = requests[turn].prompt_tokens + requests[turn].output_tokens
+                if end_tokens <= request.prompt_tokens:
+                    whole = requests[turn].prompt_tokens // block_size_tokens
+                    answers[turn] = blocks[whole : (end_tokens - 1) // block_size_tokens]
+                    del awaited[block]
+        if len(blocks) and blocks[-1] not in seen:
+            awaited[blocks[-1]] = number
+        seen.update(blocks)
+    return [_answered(one, answers.get(number, ()), block_size_tokens) for number, one in enumerate(requests)]
+
+
+def _answered(request: TrafficRequest, answer: Sequence[BlockHash], block_size_tokens: int) -> TrafficRequest:
+    whole = request.prompt_tokens // block_size_tokens
+    return replace(request, blocks=array("Q", [*request.blocks[:whole], *answer]), prompt_blocks=whole)
 
 
 # --- recorded traffic ---

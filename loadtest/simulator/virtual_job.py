@@ -73,6 +73,7 @@ class Progress:
     started: list[Job] = field(default_factory=list)
     finished: list[Job] = field(default_factory=list)
     loading: list[tuple[Job, int]] = field(default_factory=list)
-    """Jobs, and the tokens that they load from the CPU tier. The caller calls `finish_load` after the transfer."""
+    """Jobs, and the tokens that they load from the CPU tier or a store. The caller calls `finish_load` after the
+    transfer."""
     block_changes: list[BlockChange] = field(default_factory=list)
     """In order."""

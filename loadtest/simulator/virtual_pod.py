@@ -42,6 +42,8 @@ class VirtualPod(Scheduler[Job]):
         self.config = config
         self.cache = BlockCache(config.kv_tokens)
         self.cpu = TierCache(config.cpu_kv_tokens) if config.cpu_kv_tokens else None
+        self.tier, self.tier_gets_answers = Tier.CPU, True
+        """What `cpu` is: its own tier, or a store that it shares with other pods."""
         self.computed_tokens = 0
         self.busy_ms = 0.0
         self._block = block_size_tokens
@@ -78,6 +80,10 @@ class VirtualPod(Scheduler[Job]):
         for job in (*self._prefilling, *self._waiting):
             total_ms += speed.prefill_ms(job.known_tokens, max(job.computed_tokens, job.arrived_tokens))
         return total_ms
+
+    def share(self, store: TierCache, *, gets_answers: bool) -> None:
+        """Write to a store and read from it, as if it were the pod's own tier."""
+        self.cpu, self.tier, self.tier_gets_answers = store, Tier.REMOTE, gets_answers
 
     def held_tokens(self, request: TrafficRequest) -> int:
         """Tokens of a prompt that the pod's own memory holds now."""
@@ -214,9 +220,10 @@ class VirtualPod(Scheduler[Job]):
         if job.pinned_blocks < request.prompt_blocks:
             return
         full = min((request.prompt_tokens + request.output_tokens - 1) // self._block, len(request.blocks))
-        self._commit(job, [(block, self._block) for block in request.blocks[request.prompt_blocks : full]])
+        answer = [(block, self._block) for block in request.blocks[request.prompt_blocks : full]]
+        self._commit(job, answer, write=self.tier_gets_answers)
 
-    def _commit(self, job: Job, stored: list[tuple[BlockHash, int]]) -> None:
+    def _commit(self, job: Job, stored: list[tuple[BlockHash, int]], *, write: bool = True) -> None:
         new: list[BlockHash] = []
         for block, tokens in stored:
             job.private_tokens -= tokens
@@ -224,7 +231,8 @@ class VirtualPod(Scheduler[Job]):
                 new.append(block)
         job.pinned_blocks += len(stored)
         self._record_change(Tier.GPU, True, new)
-        self._write_through(stored)
+        if write:
+            self._write_through(stored)
 
     def _release(self, job: Job) -> None:
         self.cache.release(job.request.blocks[: job.pinned_blocks])
@@ -346,5 +354,5 @@ class VirtualPod(Scheduler[Job]):
             removed += [old for old in evicted if old not in new]
             for old in evicted:
                 new.pop(old, None)  # written and evicted at once: not published
-        self._record_change(Tier.CPU, False, removed)
-        self._record_change(Tier.CPU, True, list(new))
+        self._record_change(self.tier, False, removed)
+        self._record_change(self.tier, True, list(new))

@@ -14,11 +14,12 @@ from itertools import cycle
 from random import Random
 from typing import Any, ClassVar, TypeAlias
 
+from loadtest.engine_model.block_cache import TierCache
 from loadtest.simulator.admission_rules import Admission
 from loadtest.simulator.layered_pod import hit_rule, new_pod
 from loadtest.simulator.link_sharing import LinkSharing
 from loadtest.simulator.outcome import PodUse, RequestOutcome, Run
-from loadtest.simulator.router_view import RouterSettings, RouterView
+from loadtest.simulator.router_view import STORE, RouterSettings, RouterView
 from loadtest.simulator.scenario import Conditions, SimulatedFleet
 from loadtest.simulator.session_turn import SessionTurn, new_context
 from loadtest.simulator.traffic import IdealCache, Session, Traffic, TrafficRequest
@@ -31,7 +32,7 @@ from router.decision import Candidate, Pull, Split
 from router.errors import ConfigError
 from router.policy.decide import expected_ttft_ms
 from router.policy.spec import Policy
-from router.types import Generation, PodId
+from router.types import Generation, PodId, Tier
 
 DEFAULT_ROUTERS = RouterSettings()
 OnEnded: TypeAlias = Callable[[int], None]
@@ -68,6 +69,11 @@ class World:
         self._fleet = {pod.known.id: pod for pod in fleet.pods}
         self._speeds = {pod.true.speed for pod in fleet.pods}
         self._pods = {pod.known.id: new_pod(pod.true, block_size_tokens) for pod in fleet.pods}
+        self._has_store = fleet.store is not None
+        if fleet.store:
+            store = TierCache(fleet.store.kv_tokens)
+            for pod in self._pods.values():
+                pod.share(store, gets_answers=fleet.store.answers)
         self._clock = clock = VirtualClock()
         self.views = list[RouterView]()
         routers = replace(routers, rule=hit_rule(fleet.pods[0].true, block_size_tokens))
@@ -236,11 +242,13 @@ class World:
 
     def _apply(self, pod_id: PodId, progress: Progress) -> None:
         for change in progress.block_changes:
-            self._updates.publish(pod_id, change)
+            self._updates.publish(STORE if change.tier is Tier.REMOTE else pod_id, change)
         for job, tokens in progress.loading:
             kv_bytes = tokens * self._fleet[pod_id].known.kv_bytes_per_token
             on_arrival = partial(self._on_load, pod_id, job)
-            self._transfers.start(on_arrival, (("pcie", pod_id),), kv_bytes, 0.0, self._clock.now_ms)
+            place = "receive" if self._has_store else "pcie"
+            t0_ms = self._link.t0_ms if self._has_store and self._link else 0.0
+            self._transfers.start(on_arrival, ((place, pod_id),), kv_bytes, t0_ms, self._clock.now_ms)
         for job in progress.started:
             self._on_first_token(job, pod_id)
         for job in progress.finished:
@@ -314,6 +322,10 @@ def _check(fleet: SimulatedFleet, policy: Policy, conditions: Conditions) -> Non
         raise ConfigError("prefill pods need a `link` to hand KV over to decode pods")
     if any(pod.true.kv_groups and pod.true.cpu_kv_tokens for pod in fleet.pods):
         raise ConfigError("`cpu_kv_tokens` is not simulated with `kv_groups`")
+    if fleet.store and (fleet.link is None or conditions.restarts):
+        raise ConfigError("a `store` needs a `link`, and is not simulated with `conditions.restarts`")
+    if fleet.store and any(pod.true.kv_groups or pod.true.cpu_kv_tokens for pod in fleet.pods):
+        raise ConfigError("a `store` is not simulated with `kv_groups` or `cpu_kv_tokens`")
     if fleet.splits and not policy.splits:
         raise ConfigError(f"policy {policy.name} has no cost term `handoff`: it would not use the prefill pods")
     if any(replica >= conditions.routers for replica, _, _ in conditions.restarts):

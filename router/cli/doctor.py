@@ -35,6 +35,7 @@ from router.config.tenant_file import TenantFile
 from router.config.tokenizer_files import is_local, load_tokenizer
 from router.engines.engine_catalog import ENGINES
 from router.errors import ConfigError
+from router.feeds.answers_test import missing_answers
 from router.feeds.supervise import running, wait_until
 from router.feeds.watch import Watch
 from router.fleet.fleet import Fleet
@@ -50,7 +51,8 @@ from router.wiring.router import build_tracing
 
 CHECK_S, PODS_S, CLIENT_S, MAX_SKEW_S = 60.0, 45.0, 5.0, 5.0
 MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmroute doctor --config router.yaml`."
-_TESTS = ("probe", "self-test", "test of conversions", "test of rules", "test of pictures")
+_OF_ANSWERS = "test of answers"
+_TESTS = ("probe", "self-test", "test of conversions", "test of rules", "test of pictures", _OF_ANSWERS)
 """The checks of pods that are run."""
 
 
@@ -80,6 +82,8 @@ async def _pods(it: Subject) -> Findings:
 
     def is_known(status: PodStatus) -> bool:
         is_tested = fleet.trust_reason(status.pod.id) or not it.config.probes.self_test
+        if status.pod.keeps_answers is None and any(check.due(status) for check in of_answers):
+            return False
         return bool(fleet.state_reason(status.pod.id) or (status.state is PodState.READY and is_tested))
 
     def are_known() -> bool:
@@ -91,12 +95,14 @@ async def _pods(it: Subject) -> Findings:
         return [f"{one.source}: {one.error}" for one in it.parts.sources.statuses if one.error]
 
     table = [[check for check in lane if check.name in _TESTS] for lane in it.parts.checks]
+    of_answers = [check for lane in table for check in lane if check.name == _OF_ANSWERS]
     index = {"index": cluster.feeds["index"]} if cluster else {}
     async with running({**it.parts.membership.feeds, **index, "checks of pods": Watch(fleet, table).run}):
         await wait_until(are_known, PODS_S)
+        worth = await _answers_by_router(it.admin)
         for status in fleet.snapshot.pods:
             served.update(status.pod.models)
-            yield _pod(it, status)
+            yield _pod(it, status, worth)
     for error in failing() or ([] if fleet.snapshot.pods else ["none is found; name them under `pods` or `discovery`"]):
         yield Finding("fail", "pods", error)
     for model in it.config.models:
@@ -108,7 +114,16 @@ async def _pods(it: Subject) -> Findings:
             yield Finding("warn", f"model {model.name}", f"no pod serves it{step}")
 
 
-def _pod(it: Subject, status: PodStatus) -> Finding:
+async def _answers_by_router(admin: AdminClient) -> Mapping[str, str]:
+    """By pod, what the running router says of answers, with what they are worth on its traffic; nothing without one."""
+    try:
+        async with admin.open_async() as http:
+            return {row["id"]: row.get("answers", "") for row in (await http.get("/admin/pods")).json()}
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _pod(it: Subject, status: PodStatus, worth: Mapping[str, str]) -> Finding:
     """What the pod serves and how its prompts are matched, or why it cannot be used."""
     pod, about = status.pod, f"pod {status.pod.id}"
     if status.state is not PodState.READY:
@@ -118,7 +133,9 @@ def _pod(it: Subject, status: PodStatus) -> Finding:
     if it.skipped.intersection(pod.models):
         why = "not compared: its tokenizer comes from the hub; run this without --offline"
     serves = f"ready, {pod.engine} {pod.version}".rstrip() + f", serves {', '.join(pod.models)}"
-    return Finding("warn" if why else "ok", about, f"{serves}; matching {matching.value}{why and f': {why}'}")
+    answers = missing_answers(pod) and (worth.get(pod.id) or missing_answers(pod))
+    found = f"{serves}; matching {matching.value}{why and f': {why}'}{answers and f'; {answers}'}"
+    return Finding("warn" if why or answers else "ok", about, found)
 
 
 async def _redis(it: Subject) -> Findings:

@@ -128,6 +128,8 @@ def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
             yield f"{one['id']}: front end: {front_end}"
         if lacks := one.get("lacks"):
             yield f"{one['id']}: does not serve: {', '.join(lacks)}"
+        if answers := one.get("answers"):
+            yield f"{one['id']}: {answers}"
         if one.get("capacity_tokens", 0) is None and one["matching"] == "events":
             yield f"{one['id']}: KV capacity unknown until it evicts: the engine reports none; or set `capacity_tokens`"
         if one["matching_reason"]:

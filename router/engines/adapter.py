@@ -74,6 +74,8 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     block_size_tokens: int | None = None
     """Block size of its prefix cache and its KV events."""
     capacity_tokens: int | None = None
+    keeps_answers: bool | None = None
+    """Whether prefill pods find the answers of this decode pod; None where it does not say."""
     load_endpoint: str = ""
     """The ZMQ address where it publishes its load; empty where it does not."""
     kv_events: KvEventSource | None = None
@@ -109,6 +111,7 @@ class _Tokens(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     prompt_token_ids: list[_Token] | None = None
+    token_ids: list[_Token] | None = None
 
 
 class _Details(msgspec.Struct):
@@ -305,6 +308,12 @@ def prompt_token_ids(response: bytes) -> list[int] | None:
     if found is None:
         return None
     return found.prompt_token_ids or next((c.prompt_token_ids for c in found.choices if c.prompt_token_ids), None)
+
+
+def answer_token_ids(response: bytes) -> list[int]:
+    """The tokens of the first answer in the response to a probe; none where it has no ids."""
+    found = decode(response, _Generated, PROBE_ANSWER)
+    return found.choices[0].token_ids or [] if found and found.choices else []
 
 
 def prompt_token_count(response: bytes) -> int | None:

@@ -50,6 +50,16 @@ class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
     kv_events: _KvEvents | None = None
     frontend: ReportedText = ""
+    disaggregation_mode: str | None = None
+    disaggregation_decode_enable_offload_kvcache: bool = False
+    hicache_storage_backend: str | None = None
+
+    @property
+    def keeps_answers(self) -> bool | None:
+        """A decode pod writes prompts and answers to the storage that prefill pods read; other pods know no answers."""
+        if self.disaggregation_mode != "decode":
+            return None
+        return self.disaggregation_decode_enable_offload_kvcache and bool(self.hicache_storage_backend)
 
 
 class _LoadStat(msgspec.Struct, array_like=True, tag="LoadStat"):
@@ -111,6 +121,7 @@ class Sglang(EngineAdapter):
             dp_size=info.dp_size if 1 < info.dp_size <= MAX_RANKS else 1,
             block_size_tokens=own_block or known_size(info.page_size, MAX_BLOCK_TOKENS),
             capacity_tokens=known_size((info.max_total_num_tokens or 0) * ranks),
+            keeps_answers=info.keeps_answers,
             load_endpoint=_address(info, info.kv_events.load_endpoint_port_base if info.kv_events else None, pod),
             kv_events=(events := _kv_events(info, pod)),
             no_events="" if events else self.without_events(_INFO_PATH, responses),

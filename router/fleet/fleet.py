@@ -50,6 +50,7 @@ _UNTESTED: Mapping[str, Any] = {
     "misreads": frozenset(),
     "continues": frozenset(),
     "lacks": frozenset(),
+    "keeps_answers": None,
     "is_asleep": False,
 }
 """What tests show of a pod, before the first one of its life."""

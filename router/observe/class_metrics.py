@@ -14,7 +14,7 @@ from router.observe.declared import of_decisions, of_requests
 from router.observe.ended import Ended, UsedTokens
 from router.observe.fast_metrics import MAX_SERIES, OTHER, Count, CountsByLast, Labels, Registry
 from router.policy.recording import RecordedScene
-from router.types import BlockHash, BlocksByTier, Tier
+from router.types import BlockHash, BlocksByTier, Role, Tier
 
 _KINDS = ("prompt", "cached", "computed", "output")
 NAMED_TENANTS = 20
@@ -160,6 +160,7 @@ class TokenMetrics:
         self._available = r[of_requests.AVAILABLE_TOKENS]
         self._captured = r[of_requests.CAPTURED_TOKENS]
         self._delivered = r[of_requests.DELIVERED_TOKENS]
+        self._splits = CountsByLast(r[of_requests.SPLIT_TOKENS], ("computed", "again"))
         self._tenants = CountsByLast(r[of_requests.TENANT_TOKENS], _STAGES)
         self._error = r[of_requests.CACHED_ERROR]
         self._depth = r[of_requests.PREFIX_DEPTH]
@@ -177,6 +178,7 @@ class TokenMetrics:
         plan, longest = served.plan, max(match.values(), key=sum) if match else _NOTHING
         if isinstance(plan, Split):
             kind, own = "split", match.get(plan.prefill.id, _NOTHING)
+            self._add_split(ended, plan, scene)
         else:
             kind, own = "pull" if plan.pull else "direct", match.get(plan.pod.id, _NOTHING)
         blocks, series = sum(longest), self._series.get(labels) or self._new_series(labels)
@@ -196,6 +198,17 @@ class TokenMetrics:
             series.error.observe(abs(delivered - captured))
         series.depth.observe(available)
         self._decisions.children[labels[2], kind, reason].value += 1
+
+    def _add_split(self, ended: Ended, plan: Split, scene: RecordedScene) -> None:
+        """Add what the prefill pod computed, and what of it a decode pod held. A last block may be incomplete."""
+        assert ended.served is not None
+        cached = ended.served.cached_tokens if ended.cached_tokens is None else ended.cached_tokens
+        known = ((scene.fleet.find(pod_id), blocks) for pod_id, blocks in scene.match.items())
+        held = max((sum(blocks) for status, blocks in known if status and status.pod.role is Role.DECODE), default=0)
+        computed, again = self._splits[ended.model, plan.decode.handoff]
+        computed.value += max(ended.prompt_tokens - cached, 0)
+        more_tokens = min(held * scene.block_size_tokens, ended.prompt_tokens) - cached
+        again.value += more_tokens if more_tokens > scene.block_size_tokens else 0
 
     def _new_series(self, labels: Labels) -> _Series:
         if len(self._series) >= MAX_SERIES:

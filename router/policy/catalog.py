@@ -25,6 +25,7 @@ COSTS: Mapping[str, type[CostTerm]] = {
     "handoff": until_first_token.HandoffTerm,
     "decode": effects.DecodeTerm,
     "kv_wait": until_first_token.KvWaitTerm,
+    "held_kv": until_first_token.HeldKvTerm,
     "lent_prefill": effects.LentPrefillTerm,
     "kv_pressure": effects.KvPressureTerm,
     "decode_interference": effects.DecodeInterferenceTerm,

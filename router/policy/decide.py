@@ -127,7 +127,7 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     names = tuple([name for name, _ in (*prefill_costs, *decode_costs)])
     return [
         Candidate(
-            Split(one.pod, other.pod, other.request.prompt_tokens - other.own_tokens, _pull_of(one)),
+            Split(one.pod, other.pod, other.handoff.tokens if other.handoff else 0, _pull_of(one)),
             Cost(names, prefill_ms + decode_ms, sum(prefill_ms + decode_ms)),
             one.cached_tokens,
         )

@@ -15,7 +15,7 @@ from router.apis.openai import ASKED_USAGE
 from router.policy.eligible import SNAPSHOTS
 from router.policy.ring import tie_key
 from router.policy.standing import Standing, idle_standing, standings
-from router.policy.term import Costs, Placement, RequestFacts, Transfer, tokens_to_encode
+from router.policy.term import Costs, Placement, RequestFacts, Transfer, read_ms, tokens_to_encode
 from router.types import (
     BlocksByTier,
     Endpoint,
@@ -142,7 +142,9 @@ class Planner:
         """The decode side of a split, with the handoff from its prefill side; None if the KV cannot be transferred."""
         prompt_tokens = self.prompt_tokens
         prefill_ms = prefill.pod.speed.prefill_ms(prompt_tokens, prefill.cached_tokens)
-        handoff = self._transfer(prefill.pod, decode.pod, prompt_tokens - decode.own_tokens, prefill_ms)
+        # The decode pod takes what a store has from the prefill pod, or reads it there: both are a transfer.
+        moved_tokens = prompt_tokens - decode.own_tokens + decode.held_tokens[3]
+        handoff = self._transfer(prefill.pod, decode.pod, moved_tokens, prefill_ms)
         if handoff is None:
             return None
         compute_ms = decode.pod.speed.compute_ms(prompt_tokens - 1, prompt_tokens)
@@ -159,7 +161,7 @@ class Planner:
 
     def most_promising(self, statuses: Sequence[PodStatus], costs: Costs, limit: int) -> Sequence[PodStatus]:
         """The `limit` pods (0: all) with the least outstanding work and uncached prompt, roughly. An uncached token is
-        weighed as by these terms.
+        weighed as by these terms, and one in another tier than the GPU by its read.
 
         Equal pods, of which an idle fleet has many, are taken in a rotation that starts at the request's key. O(pods).
         """
@@ -176,10 +178,16 @@ class Planner:
         for status in rotated:
             pod = status.pod
             speed = pod.speed
-            missing_tokens = all_tokens - sum(found) * block if (found := held(pod.id)) else all_tokens
+            missing_tokens, ms = all_tokens, 0.0
+            if found := held(pod.id):
+                missing_tokens -= (held_blocks := sum(found)) * block
+                if held_blocks > found[0]:
+                    _, cpu, disk, remote = found
+                    outside = (0, cpu * held_block, disk * held_block, remote * held_block)
+                    ms = read_ms(scene.fleet.links, outside, pod.kv_bytes_per_token)
             if scene.pictures:
                 missing_tokens += tokens_to_encode(scene.pictures, pod.id, sum(held(pod.id, _NOTHING)) * held_block)
-            ms = speed.c1_ms_per_token * missing_tokens
+            ms += speed.c1_ms_per_token * missing_tokens
             if work := inflight(pod.id):
                 ms += work.prefill_ms + work.requests * speed.d1_ms_per_request
                 if head_ms := work.head_ms:
@@ -262,6 +270,8 @@ def _can_pull(pod: Pod, holder: Pod) -> bool:
 
 @lru_cache(maxsize=SNAPSHOTS)
 def _senders(fleet: FleetSnapshot) -> Mapping[PodId, Pod]:
-    """The pods that peers can pull KV from. O(1) except for the first call with a snapshot."""
+    """The pods that peers can pull KV from, without decode pods whose answers a peer did not find. O(1) except for the
+    first call with a snapshot."""
     ready = (status.pod for status in fleet.pods if status.state is PodState.READY)
-    return {pod.id: pod for pod in ready if pod.pulls and pod.trust is PrefixTrust.TRUSTED}
+    able = (pod for pod in ready if pod.pulls and pod.trust is PrefixTrust.TRUSTED)
+    return {pod.id: pod for pod in able if pod.keeps_answers is not False}

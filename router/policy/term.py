@@ -116,6 +116,27 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 # --- inputs that several terms share: one name and one unit for each quantity ---
 
 
+def tier_reads(links: Links, held_tokens: BlocksByTier) -> Iterator[tuple[str, Link, int]]:
+    """Name, link and held tokens of every tier that is read before the prefill. One without a link costs nothing."""
+    _, cpu_tokens, disk_tokens, remote_tokens = held_tokens
+    tiers = (
+        ("cpu tier", links.cpu, cpu_tokens),
+        ("disk tier", links.disk, disk_tokens),
+        ("remote tier", links.remote, remote_tokens),
+    )
+    for name, link, tokens in tiers:
+        if link and tokens:
+            yield name, link, tokens
+
+
+def read_ms(links: Links, held_tokens: BlocksByTier, kv_bytes_per_token: int) -> float:
+    """The time of these reads, one after the other."""
+    ms = 0.0
+    for _, link, tokens in tier_reads(links, held_tokens):
+        ms += link.transfer_ms(tokens * kv_bytes_per_token)
+    return ms
+
+
 def prompt_inputs(at: Placement) -> Iterator[Input]:
     """Length of the prompt, and how much of it needs no compute."""
     yield Input("n", "prompt tokens", at.request.prompt_tokens)

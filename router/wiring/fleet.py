@@ -12,6 +12,7 @@ from router.config.models import PodPriors
 from router.config.schema import Limits, RouterConfig
 from router.engines.adapter import PodFacts
 from router.engines.engine_catalog import ENGINES, OWNERS, picture_identities, readings_of
+from router.feeds.answers_test import AnswersTest
 from router.feeds.calibration_feed import CalibrationFeed
 from router.feeds.discovery.membership import Membership
 from router.feeds.kv_zmq import CacheFacts, KvStreams
@@ -179,11 +180,12 @@ class FleetParts:
         """The table of what is checked of each pod."""
         config, fleet, store = self.config.probes, self.fleet, self.state.store
         fetch, post = self.pools.fetch, self.pools.post
-        tests, has_events, prompts = list[Check](), self.matching.publishes_events, self.prompts
+        tests, answers, has_events, prompts = list[Check](), list[Check](), self.matching.publishes_events, self.prompts
         if config.self_test:
             timing = SelfTestTiming(retest_s=config.self_test_interval_s)
             tests += SelfTest(fleet, store, post, prompts.of_probe, has_events, timing, prompts.advice).checks
             tests.append(HitTest(fleet, store, post, has_events, timing).check)
+            answers.append(AnswersTest(fleet, post, timing).check)
             tests.append(ContinuationTest(fleet, post, prompts.words_of, timing).check)
         return (
             [PodProbe(fleet, self.state.breaker, fetch, self._on_described, config).check],
@@ -191,6 +193,7 @@ class FleetParts:
             [self.lacks.check, CacheFacts(fleet, store).check],
             [self.handoff_facts.check],
             [*tests, self.matching_log.check],
+            answers,
             self._wake_ups(),
         )
 
@@ -229,6 +232,8 @@ class FleetParts:
         generation = self.prompts.generation_of(facts.models)
         self.membership.describe(pod, facts)
         self.membership.refresh_prior(pod)
+        if facts.keeps_answers is not None:
+            self.fleet.learn(pod.id, keeps_answers=facts.keeps_answers)
         if generation is None:
             return
         described, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.admission.fair_order import FairOrder, Waiting
 from router.admission.tenant import Tenant
@@ -35,18 +36,6 @@ def serve_all(order: FairOrder) -> list[Waiting]:
         order.serve(one, one.prefill_ms)
         served.append(one)
     return served
-
-
-def test_a_higher_band_goes_first() -> None:
-    """With any weights."""
-    low, high = waiting(Tenant(name="a", weight=100.0)), waiting(Tenant(name="b", band=1))
-    assert list(queued(low, high).in_order()) == [high, low]
-
-
-def test_of_one_tenant_the_request_that_has_to_start_first_goes_first() -> None:
-    """Requests with one deadline go in the order of arrival."""
-    late, early, same = (waiting(LIGHT, start_by_s=at_s) for at_s in (2.0, 1.0, 1.0))
-    assert list(queued(late, early, same).in_order()) == [early, same, late]
 
 
 def test_a_tenant_with_one_request_does_not_wait_behind_the_backlog_of_another() -> None:
@@ -91,40 +80,6 @@ def test_shares_follow_the_weights_while_all_are_backlogged(weights: list[float]
     assert max(normalized) - min(normalized) <= slack_ms
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.floats(0.1, 1e4), st.floats(0, 10)), max_size=60))
-def test_every_request_is_served_once(requests: list[tuple[int, int, float, float]]) -> None:
-    """None is lost, and none starves: what waits is served, if nothing more comes."""
-    tenants = {(name, band): Tenant(name=str(name), band=band) for name in range(4) for band in range(3)}
-    added = [waiting(tenants[name, band], ms, at_s) for name, band, ms, at_s in requests]
-    order = queued(*added)
-    assert {one.number for one in order.in_order()} == {one.number for one in added}
-    assert sorted(one.number for one in serve_all(order)) == sorted(one.number for one in added)
-    assert order.ahead_ms(HEAVY, 1.0) == 0.0
-
-
-@given(st.lists(st.floats(1.0, 100.0), min_size=1, max_size=20), st.data())
-def test_the_work_ahead_is_what_is_served_before(sizes: list[float], data: st.DataObject) -> None:
-    """This holds within a tenant, as long as nothing else comes."""
-    order = queued(*(waiting(LIGHT, ms, data.draw(st.floats(0, 2))) for ms in sizes))
-    ahead_ms = order.ahead_ms(LIGHT, 1.0)
-    mine = waiting(LIGHT, start_by_s=1.0)
-    order.add(mine)
-    served = serve_all(order)
-    assert sum(one.prefill_ms for one in served[: served.index(mine)]) == pytest.approx(ahead_ms)
-
-
-def test_the_work_ahead_counts_higher_bands_and_no_lower_ones() -> None:
-    """All of it: they go first."""
-    order = queued(waiting(Tenant(name="up", band=2), 300.0), waiting(Tenant(name="down", band=-1), 500.0))
-    assert order.ahead_ms(LIGHT, 1.0) == 300.0
-
-
-def test_of_tenants_that_got_the_same_the_request_that_came_first_goes_first() -> None:
-    """Not the tenant whose name comes first."""
-    first, second = waiting(Tenant(name="z")), waiting(Tenant(name="a"))
-    assert list(queued(second, first).in_order()) == [first, second]
-
-
 @given(st.lists(st.integers(1, 4), max_size=12))
 def test_the_work_ahead_counts_the_requests_of_other_tenants_that_go_first(backlogs: list[int]) -> None:
     """A tenant that got no more than the new one has at least one of them, however little is due to it."""
@@ -137,45 +92,11 @@ def test_the_work_ahead_counts_the_requests_of_other_tenants_that_go_first(backl
     assert sum(one.prefill_ms for one in served[: served.index(mine)]) == pytest.approx(ahead_ms)
 
 
-def test_the_most_urgent_request_has_to_start_first() -> None:
-    """Neither tenants nor bands matter."""
-    late, soon = waiting(HEAVY, start_by_s=3.0), waiting(Tenant(name="low", band=-1), start_by_s=2.0)
-    assert queued(late, soon).most_urgent() is soon
-    assert FairOrder().most_urgent() is None
-
-
-def test_a_request_that_leaves_is_out_at_once() -> None:
-    """It can leave only once."""
-    gone, stays = waiting(LIGHT, 70.0), waiting(LIGHT, 30.0)
-    order = queued(gone, stays)
-    order.remove(gone)
-    assert (list(order.in_order()), len(order), order.ahead_ms(LIGHT, 1.0)) == ([stays], 1, 30.0)
-    with pytest.raises(KeyError):
-        order.remove(gone)
-
-
-def test_a_new_estimate_counts_for_the_work_ahead() -> None:
-    """A prefix may have been cached, or evicted, since."""
-    one = waiting(LIGHT, 500.0)
-    order = queued(one)
-    order.estimate(one, 20.0)
-    assert order.ahead_ms(LIGHT, 1.0) == 20.0
-
-
 def test_a_tenant_with_hot_prefixes_is_served_more_often() -> None:
     """Its requests need a tenth of the prefill, so it gets ten times as many."""
     order = queued(*(waiting(HEAVY, 100.0) for _ in range(30)), *(waiting(LIGHT, 10.0) for _ in range(30)))
     served = serve_all(order)[:11]
     assert Counter(one.tenant.name for one in served)["light"] == 10
-
-
-def test_the_request_to_drop_is_the_last_of_the_largest_backlog_in_the_lowest_band() -> None:
-    """So that a tenant that fills the queue harms itself."""
-    high = [waiting(Tenant(name="vip", band=1), 1000.0) for _ in range(9)]
-    small = [waiting(LIGHT, 300.0)]
-    large = [waiting(HEAVY, 100.0, start_by_s=float(at)) for at in range(5)]
-    assert queued(*high, *small, *large).last_of_largest() is large[-1]
-    assert FairOrder().last_of_largest() is None
 
 
 def test_tenants_without_requests_take_no_memory() -> None:
@@ -186,3 +107,118 @@ def test_tenants_without_requests_take_no_memory() -> None:
         order.add(one)
         order.serve(one, 1.0)
     assert not order._bands
+
+
+# --- any history ---
+
+BANDS = {"low": -1, "heavy": 0, "light": 0, "double": 0, "vip": 1, "vips": 1}
+TENANTS = [Tenant(name=name, band=band, weight=2.0 if name == "double" else 1.0) for name, band in BANDS.items()]
+PREFILLS = st.sampled_from([10.0, 100.0, 100.0, 300.0])
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Requests come, are sent in turn, leave and are estimated anew, in any order; the order is found by a search
+    through all requests. `got_ms`: the prefill that a tenant got for its weight, from its band's level on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order, self.waiting = FairOrder(), list[Waiting]()
+        self.got_ms: dict[str, float] = {}
+        self.levels_ms: dict[int, float] = defaultdict(float)
+
+    def of(self, tenant: Tenant) -> list[Waiting]:
+        return sorted((one for one in self.waiting if one.tenant == tenant), key=lambda one: one.order)
+
+    def in_turn(self) -> list[Waiting]:
+        """Those of the highest band first; of its tenants, one of those that got least, and came first."""
+        turns, got_ms = list[Waiting](), dict(self.got_ms)
+        rows = {tenant.name: self.of(tenant) for tenant in TENANTS}
+        while heads := [row[0] for row in rows.values() if row]:
+            top = max(one.tenant.band for one in heads)
+            one = min(
+                (one for one in heads if one.tenant.band == top), key=lambda one: (got_ms[one.tenant.name], one.number)
+            )
+            got_ms[one.tenant.name] += one.prefill_ms / one.tenant.weight
+            turns.append(rows[one.tenant.name].pop(0))
+        return turns
+
+    def gone(self, one: Waiting) -> None:
+        """A band in which nobody waits begins anew. A tenant without requests is remembered for what it owes alone."""
+        self.waiting.remove(one)
+        band = one.tenant.band
+        begins_anew = not any(other.tenant.band == band for other in self.waiting)
+        if begins_anew:
+            self.levels_ms[band] = 0.0
+        for tenant in TENANTS:
+            owes_ms = self.got_ms.get(tenant.name, 0.0) - self.levels_ms[band]
+            if tenant.band == band and not self.of(tenant) and (begins_anew or owes_ms <= 0):
+                self.got_ms.pop(tenant.name, None)
+
+    @rule(tenant=st.sampled_from(TENANTS), prefill_ms=PREFILLS, start_by_s=st.sampled_from([1.0, 2.0, 3.0]))
+    def a_request_comes(self, tenant: Tenant, prefill_ms: float, start_by_s: float) -> None:
+        if not self.of(tenant):
+            self.got_ms[tenant.name] = max(self.got_ms.get(tenant.name, 0.0), self.levels_ms[tenant.band])
+        one = waiting(tenant, prefill_ms, start_by_s)
+        self.order.add(one)
+        self.waiting.append(one)
+
+    @precondition(lambda self: self.waiting)
+    @rule(at=st.integers(0, 2), needs_ms=PREFILLS)
+    def one_of_the_next_is_sent(self, at: int, needs_ms: float) -> None:
+        turns = self.in_turn()
+        one = turns[at % len(turns)]
+        self.order.serve(one, needs_ms)
+        band, name = one.tenant.band, one.tenant.name
+        self.levels_ms[band] = max(self.levels_ms[band], self.got_ms[name])
+        self.got_ms[name] += needs_ms / one.tenant.weight
+        self.gone(one)
+
+    @precondition(lambda self: self.waiting)
+    @rule(at=st.integers(0, 99))
+    def a_client_leaves(self, at: int) -> None:
+        one = self.waiting[at % len(self.waiting)]
+        self.order.remove(one)
+        self.gone(one)
+        assert not one.is_queued
+        if self.waiting:
+            with pytest.raises(KeyError):
+                self.order.remove(one)
+
+    @precondition(lambda self: self.waiting)
+    @rule(at=st.integers(0, 99), prefill_ms=PREFILLS)
+    def a_prefix_is_cached_or_evicted(self, at: int, prefill_ms: float) -> None:
+        self.order.estimate(self.waiting[at % len(self.waiting)], prefill_ms)
+
+    @invariant()
+    def it_is_the_order_of_the_search(self) -> None:
+        assert list(self.order.in_order()) == self.in_turn()
+        assert len(self.order) == len(self.waiting) and all(one.is_queued for one in self.waiting)
+        assert self.order.most_urgent() is min(self.waiting, key=lambda one: one.order, default=None)
+        for tenant in TENANTS:
+            others = [one for one in self.waiting if one.tenant != tenant]
+            higher = [one for one in others if one.tenant.band > tenant.band]
+            assert self.order.others_wait(tenant) == bool(others)
+            assert self.order.may_overtake(tenant) == (not self.of(tenant) and not higher)
+            if not any(one.tenant.band == tenant.band for one in others):
+                ahead_ms = sum(
+                    one.prefill_ms for one in [*higher, *(one for one in self.of(tenant) if one.start_by_s <= 2.0)]
+                )
+                assert self.order.ahead_ms(tenant, 2.0) == pytest.approx(ahead_ms)
+                assert self.order.ahead_ms(tenant, 2.0, own=False) == pytest.approx(
+                    sum(one.prefill_ms for one in higher)
+                )
+
+    @invariant()
+    def the_largest_backlog_of_the_lowest_band_loses_its_last_request(self) -> None:
+        if not self.waiting:
+            assert self.order.last_of_largest() is None
+            return
+        lowest = min(one.tenant.band for one in self.waiting)
+        backlogs = {tenant.name: self.of(tenant) for tenant in TENANTS if tenant.band == lowest}
+        sizes_ms = {name: sum(one.prefill_ms / one.tenant.weight for one in row) for name, row in backlogs.items()}
+        last = self.order.last_of_largest()
+        assert last is not None and last is backlogs[last.tenant.name][-1]
+        assert sizes_ms[last.tenant.name] == pytest.approx(max(sizes_ms.values()))
+
+
+TestAnyOrder = AnyOrder.TestCase

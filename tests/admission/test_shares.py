@@ -21,8 +21,8 @@ from router.request.context import RequestContext
 from router.request.fleet_state import Clock
 from router.request.inbound import Head
 from router.request.quota_charges import QuotaCharges
-from router.types import Endpoint, InferenceRequest
 from tests.admission.share_book import ShareBook
+from tests.kit import scenes
 
 MEMBERS = 3
 
@@ -368,7 +368,7 @@ def beginning(book: ShareBook, router: Member, now: list[float]) -> tuple[Reques
     """A request that is being counted by a router without a share. `now`: the time in seconds."""
     exchange(book, router)
     charges = QuotaCharges(router.quotas, Clock(lambda: now[0], lambda: now[0]), has_others=True)
-    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"{}")
+    request = scenes.request(body=b"{}")
     head = Head(id="r", method="POST", target=b"/", headers=[])
     context = RequestContext(request, head, Phases(0.0), tenant=Tenant(name="t", quotas=PLENTY))
     return context, charges.begin(context, cast(Any, Exchanges()))

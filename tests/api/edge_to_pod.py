@@ -29,6 +29,7 @@ from router.request.inbound import HeaderList
 from router.request.reading import RequestReader
 from router.types import Endpoint, InferenceRequest, Pod
 from tests.api.edges import edge_of
+from tests.kit import scenes
 from tests.kit.cores import CoreOfPods
 from tests.kit.deadlines import DEADLINE_S, GENEROUS
 from tests.kit.scenes import make_pod
@@ -113,7 +114,7 @@ class UnreadBodies(RequestReader):
         stored_model: str = "",
         sees_response: bool = True,
     ) -> InferenceRequest:
-        return InferenceRequest(id=request_id, endpoint=Endpoint.OTHER, model="m", body=body)
+        return scenes.request(request_id, endpoint=Endpoint.OTHER, body=body)
 
 
 @dataclass

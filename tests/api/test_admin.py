@@ -39,6 +39,7 @@ from router.policy.calibrator import Calibrator
 from router.request.inbound import HeaderList
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, InferenceRequest, Links, PodId, PodLoad
+from tests.kit import scenes
 from tests.kit.scenes import make_pod
 from tests.observe.test_receipts import kept
 
@@ -115,7 +116,7 @@ class Router:
     async def _read(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
     ) -> InferenceRequest:
-        return InferenceRequest(id=request_id, endpoint=endpoint, model=named[b"x-model"].decode(), body=body)
+        return scenes.request(request_id, endpoint=endpoint, model=named[b"x-model"].decode(), body=body)
 
     async def _preview(self, request: InferenceRequest, headers: HeaderList) -> RecordedDecision:
         self.previewed.append((request, headers))

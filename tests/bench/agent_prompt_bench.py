@@ -32,7 +32,8 @@ from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.request.parse import PARSERS
-from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import Endpoint, Generation, PromptPrefix
+from tests.kit import scenes
 
 STEPS = 12
 WARM_STEPS = 3
@@ -183,7 +184,7 @@ def steps(api: str, session: AgentSession) -> list[bytes]:
 def read(fingerprinter: Fingerprinter, endpoint: Endpoint, body: bytes) -> PromptPrefix:
     """What the router does with a body."""
     prompt = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(body))
-    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=body, prompt=prompt)
+    request = scenes.request(endpoint=endpoint, body=body, prompt=prompt)
     return fingerprinter.fingerprint(request, ENGINES["vllm"].conversions.get(endpoint))
 
 

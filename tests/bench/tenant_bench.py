@@ -42,8 +42,9 @@ from router.request.endings import usage_of
 from router.request.inbound import Head
 from router.request.quota_charges import QuotaCharges
 from router.request.response_reader import ResponseReader
-from router.types import Endpoint, InferenceRequest
+from router.types import Endpoint
 from router.wiring.router import SYSTEM_CLOCK
+from tests.kit import scenes
 from tests.kit.scenes import POLICIES, pod, ready, scene
 from tests.request.test_reading import make_reader
 
@@ -126,7 +127,7 @@ def quotas_and_usage(log: ReceiptLog, quotas: tuple[Quota, ...]) -> Callable[[],
 
     def serve() -> None:
         tenant = next(tenants)
-        request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=BODY, tenant=tenant.name)
+        request = scenes.request(body=BODY, tenant=tenant.name)
         phases = Phases(SYSTEM_CLOCK.now_s())
         context = RequestContext(request, head, phases, tenant=tenant, reader=reader, status=200, decision=decision)
         if tenant.quotas:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.net
 
 
 @contextmanager
-def engine(key: str = "") -> Iterator[str]:
-    """The URL of an engine that serves `m`, with an API key for /v1."""
+def engine(key: str = "", others: Mapping[str, Any] = MappingProxyType({})) -> Iterator[str]:
+    """The URL of an engine that serves `m`, with an API key for /v1. `others`: what it answers at other paths."""
 
     class Engine(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             denied = self.path.startswith("/v1") and key and self.headers["authorization"] != f"Bearer {key}"
-            body = b'{"data": [{"id": "m"}]}'
+            body = json.dumps(others.get(self.path, {"data": [{"id": "m"}]})).encode()
             self.send_response(401 if denied else 200)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -85,6 +85,22 @@ def test_a_pod_with_a_key_is_asked_with_it(typed: Typed, tmp_path: Path) -> None
         code, lines = probed(typed, path, f"pods: [{{url: '{url}', id: a, auth: {{bearer_file: '{key}'}}}}]\n")
     assert code == 0
     assert lines[0].startswith("warn pod a: ready") and "add it with its `tokenizer` under `models`" in lines[0]
+
+
+def test_a_decode_pod_whose_answers_are_not_found_is_a_warning(typed: Typed, tmp_path: Path) -> None:
+    """With the worth of the setting, if a running router has seen traffic."""
+    path, setting = (
+        tmp_path / "router.yaml",
+        "set --disaggregation-decode-enable-offload-kvcache, with a HiCache storage",
+    )
+    seen = {"/server_info": {"disaggregation_mode": "decode"}, "/admin/pods": [{"id": "a", "answers": "set it; 25%"}]}
+    with engine(others=seen) as url:
+        pod = f"{{url: '{url}', id: a, engine: sglang, role: decode, handoff: bootstrap}}"
+        path.write_text(f"{MODEL}pods: [{pod}]\nlinks: {{elsewhere: rdma_100}}\nprobes: {{self_test: false}}\n")
+        without = typed("doctor", "--config", path, "--url", "http://127.0.0.1:1").out
+        worth = typed("doctor", "--config", path, "--url", url).out
+    assert "matching off: no tokenizer is configured" in without and setting in without
+    assert "; set it; 25%" in worth and setting not in worth
 
 
 def test_a_configured_model_that_no_pod_serves_is_a_warning(typed: Typed, tmp_path: Path) -> None:

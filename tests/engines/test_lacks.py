@@ -13,6 +13,7 @@ from router.engines.engine_catalog import ENGINES
 from router.engines.lacks import CONTINUING_ALONE, LARGE_BODY, LISTED_PROMPTS, SEVERAL_ANSWERS, lacking, needs
 from router.request.parse import PARSERS
 from router.types import Endpoint, InferenceRequest
+from tests.kit import scenes
 
 CHAT, MESSAGES, RESPONSES = Endpoint.CHAT.value, Endpoint.MESSAGES.value, Endpoint.RESPONSES.value
 ALL = (SEVERAL_ANSWERS, LISTED_PROMPTS)
@@ -58,7 +59,7 @@ def test_a_pod_lacks_only_what_a_request_needs() -> None:
 def read(path: str, body: Any, choices: int = 1, prompts: int = 1) -> InferenceRequest:
     endpoint, encoded = endpoint_of(path), json.dumps(body).encode()
     fields = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(encoded))
-    return InferenceRequest(endpoint, "m", id="r", body=encoded, choices=choices, prompts=prompts, prompt=fields)
+    return scenes.request(endpoint=endpoint, body=encoded, choices=choices, prompts=prompts, prompt=fields)
 
 
 @pytest.mark.parametrize(
@@ -86,5 +87,5 @@ def test_a_request_needs_its_path_and_parameters(
 @pytest.mark.parametrize(("size_mib", "needed"), [(32, ("/rerank",)), (33, ("/rerank", LARGE_BODY))])
 def test_a_large_body_is_a_need(size_mib: int, needed: tuple[str, ...]) -> None:
     """The front end in Rust cuts it."""
-    request = InferenceRequest(Endpoint.OTHER, "m", id="r", body=bytes(size_mib << 20))
+    request = scenes.request(endpoint=Endpoint.OTHER, body=bytes(size_mib << 20))
     assert needs(request, b"/rerank") == needed

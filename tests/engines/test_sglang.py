@@ -99,6 +99,28 @@ def test_ambiguous_or_disabled_events_are_none(info: dict[str, Any]) -> None:
     assert describe(make_pod(engine="sglang"), **info).kv_events is None
 
 
+@pytest.mark.parametrize(
+    ("info", "keeps"),
+    [
+        ({"disaggregation_mode": "decode"}, False),
+        ({"disaggregation_mode": "decode", "disaggregation_decode_enable_offload_kvcache": True}, False),
+        (
+            {
+                "disaggregation_mode": "decode",
+                "disaggregation_decode_enable_offload_kvcache": True,
+                "hicache_storage_backend": "mooncake",
+            },
+            True,
+        ),
+        ({"disaggregation_mode": "prefill", "hicache_storage_backend": "mooncake"}, None),
+        ({}, None),
+    ],
+)
+def test_a_decode_pod_says_whether_it_keeps_answers(info: dict[str, Any], keeps: bool | None) -> None:
+    """Both arguments are needed. Other pods have none."""
+    assert describe(make_pod(engine="sglang"), **info).keeps_answers is keeps
+
+
 def test_without_events_the_page_is_the_block_and_ranks_are_summed() -> None:
     """SGLang's default is one token per page."""
     facts = describe(make_pod(engine="sglang"), page_size=1, max_total_num_tokens=1000, dp_size=2)

@@ -41,9 +41,11 @@ from router.wiring.router import (  # noqa: E402
     picker_front,
 )
 from tests.kit.scenes import LLAMA_8B  # noqa: E402
+from tests.kit.virtual_time import anyio_backend  # noqa: E402
 from tests.loaded_tokenizers import loaded_tokenizer  # noqa: E402
 from tests.stories.conftest import SOURCE, TEMPLATE  # noqa: E402
 
+__all__ = ["anyio_backend"]
 DEADLINE_S = 60.0
 POD_HEADER = b"x-gateway-destination-endpoint"
 OWN_ENVOY = (FULL_DUPLEX_STREAMED, NONE)

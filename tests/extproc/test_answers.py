@@ -7,6 +7,7 @@ import contextlib
 import gc
 import random
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,8 +16,12 @@ import pytest
 grpc: Any = pytest.importorskip("grpc")
 
 from loadtest.mock_engine.faults import Fault, FaultKind  # noqa: E402
+from router.admission.fair_bound import body_memory  # noqa: E402
+from router.config.schema import Limits  # noqa: E402
+from router.frontends.extproc.gateway_exchange import CHUNK_BYTES, AnsweringExchange, GatewayTerms  # noqa: E402
 from router.frontends.extproc.messages import BUFFERED, NONE  # noqa: E402
 from router.frontends.extproc.picker_server import SERVICE  # noqa: E402
+from router.frontends.http.exchange import BodyMemory  # noqa: E402
 from tests.extproc.conftest import Pick, Picking, Stream, chat  # noqa: E402
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -131,6 +136,37 @@ async def test_a_gateway_that_never_reads_gets_a_status_and_holds_nothing(picker
         with pytest.raises(grpc.aio.AioRpcError) as left:
             await rest_of(stream)
         assert left.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+class SlowCall:
+    """The stream of a gateway that takes a message after `pause_s`."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+        self.size_bytes, self.status = 0, grpc.StatusCode.OK
+
+    async def write(self, message: bytes) -> None:
+        await asyncio.sleep(self._pause_s)
+        self.size_bytes += len(message)
+
+    async def abort(self, status: Any, _why: str) -> None:
+        self.status = status
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(("pause_s", "gets_all"), [(9.9, True), (20.1, False)])
+async def test_a_gateway_that_reads_slowly_gets_all(pause_s: float, gets_all: bool) -> None:
+    """A response of many messages, each in time; together they take longer."""
+    edge: Any = SimpleNamespace(body_memory=BodyMemory(body_memory(1)), limits=Limits(slow_read_timeout_s=10.0))
+    call, body = SlowCall(pause_s), b"x" * 40 * CHUNK_BYTES
+    exchange = AnsweringExchange(call, GatewayTerms(edge, {}, lambda _name: 0))
+    exchange.start(200, [])
+    assert not exchange.put(body), "the pod waits meanwhile"
+    exchange.finish()
+    await exchange.end()
+    assert (call.size_bytes > len(body)) is gets_all
+    assert call.status is (grpc.StatusCode.OK if gets_all else grpc.StatusCode.UNAVAILABLE)
+    assert exchange.was_reset is not gets_all
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import chain, repeat
 from typing import Any
@@ -14,6 +14,8 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtest.mock_engine.event_publisher import KvPublisher, encode_batch
 from loadtest.mock_engine.faults import FaultBoard
@@ -33,6 +35,7 @@ from router.stores.prefix_store import LocalStore
 from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, PodId
 from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import make_pod
+from tests.kit.sinks import RecordingSink
 
 pytestmark = pytest.mark.anyio
 
@@ -52,42 +55,6 @@ def message(number: int, payload: bytes | None = None, *, at_s: float = 0.0) -> 
     return [b"", number.to_bytes(8, "big", signed=True), batch]
 
 
-class RecordingSink:
-    """A sink that records its calls and lets a test wait for them."""
-
-    def __init__(self) -> None:
-        self.lives: list[list[int]] = [[]]
-        """Numbers of the events, by life of the engine."""
-        self.complete: bool | None = None
-        self.events = 0
-        self._news = asyncio.Event()
-
-    def apply(self, pod: PodId, events: tuple[KvEvent, ...]) -> None:
-        assert pod == POD
-        self.lives[-1] += [event.block_hashes[0] for event in events if isinstance(event, BlocksRemoved)]
-        self._news.set()
-
-    def applied(self, pod: PodId, events: int) -> None:
-        assert pod == POD
-        self.events += events
-
-    def restarted(self, pod: PodId) -> None:
-        assert pod == POD
-        self.lives.append([])
-        self._news.set()
-
-    def stream_state(self, pod: PodId, *, complete: bool) -> None:
-        assert pod == POD
-        self.complete = complete
-        self._news.set()
-
-    async def until(self, true: Callable[[RecordingSink], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not true(self):
-                self._news.clear()
-                await self._news.wait()
-
-
 async def calls_of(*messages: list[bytes]) -> tuple[RecordingSink, KvFeed]:
     """The sink's calls for these live messages, without a replay."""
     sink = RecordingSink()
@@ -100,9 +67,23 @@ async def calls_of(*messages: list[bytes]) -> tuple[RecordingSink, KvFeed]:
 # --- one message at a time ---
 
 
-async def test_messages_are_applied_in_order() -> None:
-    sink, _ = await calls_of(message(0), message(1), message(2))
-    assert sink.lives == [[0, 1, 2]] and sink.complete is not False
+@given(st.lists(st.integers(0, 6), max_size=12))
+def test_messages_are_applied_once_and_in_order_by_life(numbers: list[int]) -> None:
+    """What is missing marks the stream incomplete; known blocks stay. A lower number is a restart, after which nothing
+    of before holds. The last number again is the same message, unless it is the first: engines may send one in a life.
+    """
+    lives, following, complete = [list[int]()], 0, True
+    for number in numbers:
+        if number == following - 1 and number:
+            continue
+        if number < following:
+            lives.append([])
+            following, complete = 0, True
+        complete = complete and number == following
+        lives[-1].append(number)
+        following = number + 1
+    sink, _ = asyncio.run(calls_of(*map(message, numbers)))
+    assert sink.lives == lives and (sink.complete is not False) is complete
 
 
 async def test_a_long_message_yields_to_requests() -> None:
@@ -127,27 +108,6 @@ async def test_a_long_event_counts_as_one() -> None:
     long = BlocksRemoved(block_hashes=tuple(range(4 * PIECE_BLOCKS)))
     sink, _ = await calls_of(message(0), message(1, encode_batch([long, event(1)], "map", 0.0)))
     assert sink.events == 3
-
-
-async def test_a_repeated_message_counts_once() -> None:
-    """Otherwise its blocks would have two copies."""
-    sink, _ = await calls_of(message(0), message(1), message(1), message(2))
-    assert sink.lives == [[0, 1, 2]]
-
-
-@pytest.mark.parametrize("numbers", [[0, 1, 5, 6], [3, 4]])
-async def test_lost_messages_mark_the_stream_incomplete(numbers: list[int]) -> None:
-    """Known blocks stay, and later messages are applied."""
-    sink, _ = await calls_of(*map(message, numbers))
-    assert sink.lives == [numbers] and sink.complete is False
-
-
-@pytest.mark.parametrize("lives", [[[0, 1, 2], [0, 1]], [[0], [0, 1]], [[4, 5], [0, 1]], [[4, 9], [2, 3]]])
-async def test_a_lower_number_is_a_restart(lives: list[list[int]]) -> None:
-    """The previous blocks are dropped."""
-    sink, _ = await calls_of(*(message(number) for life in lives for number in life))
-    assert sink.lives == lives
-    assert sink.complete is (lives[-1][0] == 0)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01\x02\x03"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.feeds.pod_log import MatchingLog, log_changes
+from router.engines.adapter import PodFacts
+from router.feeds.pod_log import MatchingLog, log_changes, warn_of_others_models
 from router.feeds.supervise import STEP
 from router.fleet.breaker import Breaker, Probes
 from router.fleet.fleet import Fleet, PodEvent
@@ -151,6 +152,26 @@ def test_an_event_that_changes_nothing_is_no_line(fleet: Fleet) -> None:
         fleet.event("a", PodEvent.PROBE_OK)
         fleet.event("a", PodEvent.UNDRAIN)
     assert not lines
+
+
+@pytest.mark.parametrize(
+    ("facts", "allowed", "of"),
+    [
+        ({"models": ("other", "m")}, (), "a"),
+        ({"models": ("other",), "adapters": ("m",)}, (), "a"),
+        ({"models": ("other", "m")}, ("other", "m"), None),
+        ({"models": ("m",)}, (), None),
+        ({"models": ("other",)}, (), None),
+    ],
+)
+def test_a_pod_that_lists_models_of_others_is_named(
+    facts: dict[str, tuple[str, ...]], allowed: tuple[str, ...], of: str | None
+) -> None:
+    """It would receive their prompts. Not where its `models` are configured, nor a pod of the same model."""
+    fleet, pod = fleet_of(make_pod("a", models=("m",)), make_pod("b")), make_pod("b", allowed_models=allowed)
+    with capture_logs() as lines:
+        warn_of_others_models(fleet, pod, PodFacts(**facts))  # type: ignore[arg-type]
+    assert [(line["pod"], line["of"], line["models"]) for line in lines] == ([("b", of, ["m"])] if of else [])
 
 
 def test_what_changes_the_pods_that_can_serve_is_recorded_with_its_cause(fleet: Fleet, changes: Changes) -> None:

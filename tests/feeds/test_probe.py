@@ -103,6 +103,15 @@ async def test_a_pod_joins_when_it_is_healthy_and_lists_its_models(world: Probin
     assert world.fleet.state_reason("a") == ""
 
 
+async def test_a_pod_that_does_not_accept_the_routers_key_is_named_with_the_file_of_the_key(network: Network) -> None:
+    network["a"].answers |= WELL
+    network["a"].statuses["/health"] = 401
+    world = Probing(network, make_pod("a", bearer_file="/run/key"))
+    async with running(watched(world.fleet, world.probes.check)):
+        await until(lambda: world.fleet.state_reason("a"))
+    assert world.fleet.state_reason("a") == "401 Unauthorized; the engine does not accept the key of /run/key"
+
+
 async def test_a_pod_with_an_open_health_path_says_that_its_models_need_a_key(world: Probing) -> None:
     """vLLM checks keys under /v1 only."""
     world.pod.statuses["/v1/models"] = 401

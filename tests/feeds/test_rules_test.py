@@ -22,6 +22,7 @@ from router.prompt.template import ChatTemplate
 from router.request.booking import misreads
 from router.stores.prefix_store import LocalStore
 from router.types import Endpoint, Generation, InferenceRequest, Pod, PrefixTrust, PromptPrefix
+from tests.kit import scenes
 from tests.kit.scenes import LLAMA_8B, fleet_of, make_pod
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO
@@ -59,7 +60,7 @@ class Place:
         self.asked = 0
 
     async def fingerprint(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
-        request = InferenceRequest(id="", endpoint=endpoint, model="m", body=b"", prompt={**body})
+        request = scenes.request("", endpoint=endpoint, body=b"", prompt={**body})
         try:
             return self._fingerprinter.fingerprint(request, self._conversion)
         except (ClientError, Unrenderable):
@@ -110,7 +111,7 @@ def test_only_chats_of_a_broken_rule_are_not_predicted() -> None:
     """The events of the pod alone say which of their blocks it has."""
 
     def request(body: bytes) -> InferenceRequest:
-        return InferenceRequest(id="", endpoint=Endpoint.CHAT, model="m", body=body)
+        return scenes.request("", body=body)
 
     pod = make_pod("a", misreads=frozenset({"developer"}))
     assert misreads(pod, request(b'{"messages":[{"role":"developer","content":"x"}]}'))

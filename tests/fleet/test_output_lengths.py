@@ -7,15 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.fleet.output_lengths import MAX_ANSWER_TOKENS, MAX_MEANS, OutputLengths
-from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, InferenceRequest
+from router.types import PRIOR_OUTPUT_TOKENS, Endpoint
+from tests.kit import scenes
 
 
 def expected(
     lengths: OutputLengths, model: str = "m", adapter: str = "", limit: int | None = None, tenant: str = ""
 ) -> int:
-    request = InferenceRequest(
-        id="r", endpoint=Endpoint.CHAT, model=model, adapter=adapter, body=b"", max_output_tokens=limit
-    )
+    request = scenes.request(model=model, adapter=adapter, body=b"", max_output_tokens=limit)
     return lengths.expected_tokens(request, tenant)
 
 
@@ -43,7 +42,7 @@ def test_a_model_that_reasons_is_expected_to_answer_at_length() -> None:
 
 @pytest.mark.parametrize("endpoint", [Endpoint.EMBEDDINGS, Endpoint.COUNT_TOKENS, Endpoint.TOKENIZE])
 def test_nothing_is_expected_where_nothing_is_generated(endpoint: Endpoint) -> None:
-    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"")
+    request = scenes.request(endpoint=endpoint, body=b"")
     assert OutputLengths().expected_tokens(request) == 0
 
 

@@ -23,8 +23,9 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import PARSERS
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation
 from tests.fuzz.bodies import JSON
+from tests.kit import scenes
 
 GENERATION = Generation(model="m", block_size_tokens=4)
 TEMPLATE = """\
@@ -77,7 +78,7 @@ def _check_tokens(
     content_format: ContentFormat,
     conversion: type[Conversion] | None = None,
 ) -> None:
-    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt=deepcopy(fields))
+    request = scenes.request(endpoint=endpoint, body=b"", prompt=deepcopy(fields))
     prefix = warm.fingerprint(request, conversion)
     assert msgspec.json.encode(request.prompt) == msgspec.json.encode(fields), "the request has changed"
     hashes = hash_blocks(token_array(prefix.tokens), 4, generation_seed(prefix.generation))

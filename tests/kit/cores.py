@@ -40,8 +40,9 @@ from router.request.fleet_state import Clock, FleetState
 from router.request.inbound import Head, HeaderList
 from router.request.quota_charges import QuotaCharges
 from router.stores.prefix_store import LocalStore
-from router.types import Endpoint, InferenceRequest, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
+from router.types import Endpoint, Links, Pod, PodId, PodSpeed, PromptPrefix, UsageShown
 from router.wiring.router import SYSTEM_CLOCK, build_core, observers
+from tests.kit import scenes
 from tests.kit.scenes import POLICIES, make_pod
 
 CLASSES = load_classes(None)
@@ -188,10 +189,9 @@ class CoreOfPods:
         `expected_ms`: the price of each, all of it time until the first token."""
         body = {**CHAT, **fields}
         endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-        request = InferenceRequest(
-            id="req-1",
+        request = scenes.request(
+            "req-1",
             endpoint=endpoint,
-            model="m",
             body=json.dumps(body).encode(),
             prompt={"messages": body.get("messages")},
             stream=bool(body.get("stream")),

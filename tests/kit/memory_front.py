@@ -84,6 +84,8 @@ class MemoryExchange(Effects):
     def leave(self) -> None:
         """The client disconnects."""
         self.disconnected = self.is_over = True
+        for one in [one for one, exchange in self.waiting.items() if exchange is self]:
+            del self.waiting[one]
         self._life.close()
 
     # --- the life of the request ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 from router.decision import Direct
@@ -75,6 +75,6 @@ class ScriptedPods(CoreOfPods):
         """Serve a chat that may go to each pod, in their order."""
         return self.serve(self.context(*self.plans(), **fields))
 
-    def held_against(self, pods: str) -> list[tuple[int, int]]:
+    def held_against(self, pods: Iterable[str]) -> list[tuple[int, int]]:
         """Failures and doubts of each pod."""
         return [(self.failures(pod), self.doubts(pod)) for pod in pods]

@@ -13,7 +13,8 @@ from router.engines.engine_catalog import ENGINES
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.harmony import Harmony
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation
+from tests.kit import scenes
 from tests.live.harmony_goldens import DATE, MODEL, renderer
 from tests.live.message_bodies import Body
 from tests.live.message_goldens import BODIES, each_body, rendered
@@ -32,7 +33,7 @@ def test_every_body_has_the_engines_tokens() -> None:
     results: Counter[tuple[Endpoint, str]] = Counter()
 
     def compare(endpoint: Endpoint, body: Body) -> None:
-        request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=body)
+        request = scenes.request(endpoint=endpoint, model="tiny", body=b"", prompt=body)
         engine = rendered(client, endpoint, body)
         try:
             ours = list(fingerprinter.fingerprint(request, ENGINES["vllm"].conversions[endpoint]).tokens)

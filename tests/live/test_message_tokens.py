@@ -13,7 +13,8 @@ from router.engines.engine_catalog import ENGINES
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation
+from tests.kit import scenes
 from tests.live.engines import HOME
 from tests.live.message_bodies import Body
 from tests.live.message_goldens import BODIES, RENDERERS, STRICT, each_body, is_rendered_alike, rendered, renderer
@@ -37,7 +38,7 @@ def test_every_body_has_the_engines_tokens(name: str) -> None:
 
     def compare(endpoint: Endpoint, body: Body) -> None:
         conversion = ENGINES["vllm"].conversions[endpoint]
-        request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=body)
+        request = scenes.request(endpoint=endpoint, model="tiny", body=b"", prompt=body)
         if not is_rendered_alike(name, body):
             return
         engine = rendered(client, endpoint, body)

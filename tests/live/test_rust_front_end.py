@@ -23,7 +23,8 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.harmony import Harmony
 from router.prompt.template import ChatTemplate
 from router.request.parse import PARSERS
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation
+from tests.kit import scenes
 from tests.live.engines import HOME, RUST_DATE, EngineProcess, start_renderer, start_rust_renderer
 from tests.live.harmony_goldens import FLAGS, MODEL
 from tests.live.rust_bodies import CHATS
@@ -149,7 +150,7 @@ def read(fingerprinter: Fingerprinter, raw: bytes, conversion: type[Conversion] 
     parser = PARSERS[Endpoint.CHAT]
     try:
         prompt = parser.prompt_fields(parser.parse(raw))
-        request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="tiny", body=raw, prompt=prompt)
+        request = scenes.request(model="tiny", body=raw, prompt=prompt)
         return list(fingerprinter.fingerprint(request, conversion).tokens)
     except (Unrenderable, MalformedRequest):
         return None

@@ -24,7 +24,8 @@ from router.hashing import generation_seed, hash_blocks, token_array
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.lmcache import Coordinator, lmcache_routes
 from router.publisher.mooncake_source import Listing, MooncakeSource
-from router.types import BlocksCleared, BlocksStored, Generation, KvEvent, Tier
+from router.types import BlocksStored, Generation, Tier
+from tests.kit.sinks import IndexSink
 from tests.live.engines import HOME
 from tests.live.tiers import CHUNK_TOKENS, lmcache_server, mooncake_client, mooncake_master, reporting, vllm_on_lmcache
 
@@ -33,33 +34,6 @@ pytestmark = [pytest.mark.live, pytest.mark.net]
 MODEL = HOME / "model" / "tiny-llama"
 GENERATION = Generation(model="tiny", block_size_tokens=16)
 SOON_S = 20.0
-
-
-class Index:
-    """A sink that stores what an index would."""
-
-    def __init__(self, pod: HolderBlocks | None = None) -> None:
-        self._pod = pod
-        self.holders: dict[str, HolderBlocks] = {}
-        self.complete: dict[str, bool] = {}
-
-    def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None:
-        for event in events:
-            assert not isinstance(event, BlocksCleared)
-            self.holders[pod].apply(event)
-
-    def restarted(self, pod: str) -> None:
-        self.holders[pod] = HolderBlocks(GENERATION, resolve_hash=self._pod.blocks_of if self._pod else None)
-
-    def stream_state(self, pod: str, *, complete: bool) -> None:
-        self.complete[pod] = complete
-
-    def gone(self, holder: str) -> None:
-        del self.holders[holder], self.complete[holder]
-
-    def held(self, holder: str, tier: Tier) -> set[int]:
-        """Blocks of a holder; empty if it is unknown."""
-        return set(self.holders[holder].held().get(tier, ())) if holder in self.holders else set()
 
 
 def soon(condition: Callable[[], bool]) -> None:
@@ -83,7 +57,7 @@ async def test_a_mooncake_store_is_tracked_through_puts_removals_and_failures() 
         pod.apply(BlocksStored(block_hashes=named, parent_hash=None, tokens=(number,) * 16, block_size_tokens=16))
     block = [set(pod.blocks_of(int(digest[-16:], 16)) or ()) for digest in digests]
     names = [[f"org/m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@{digest}" for rank in (0, 1)] for digest in digests]
-    index = Index(pod)
+    index = IndexSink(GENERATION, pod.blocks_of)
     index.restarted("store")
     ports = free_port(), free_port(), free_port()
 
@@ -153,7 +127,7 @@ def test_an_lmcache_server_reports_the_blocks_of_a_real_vllm(tmp_path: Path) -> 
     first = [(k * 31 + 7) % 120000 for k in range(300)]
     second = first[:130] + [(k * 37 + 9) % 120000 for k in range(300)]
     port, lmcache_port = free_port(), free_port()
-    index, later = Index(), Index()
+    index, later = IndexSink(GENERATION), IndexSink(GENERATION)
     plays, again = Coordinator(str(MODEL), index), Coordinator(str(MODEL), later)
     with ExitStack() as ours:
         ours.enter_context(serving(plays, port))

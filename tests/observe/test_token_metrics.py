@@ -12,12 +12,13 @@ from router.observe.class_metrics import TokenMetrics
 from router.observe.ended import Ended
 from router.observe.fast_metrics import Registry
 from router.policy.recording import record
-from router.types import BlocksByTier, PodId, PrefixMatch
-from tests.kit.scenes import BLOCK, held_by_tier, pod, prompt, scene
+from router.types import BlocksByTier, PodId, PrefixMatch, Role
+from tests.kit.scenes import BLOCK, held_by_tier, pod, prompt, ready, scene
 
 LABELS = ("m", "chat", "mine")
 PROMPT = prompt(100)
 A, B = pod("a"), pod("b")
+PAIR = pod("p", role=Role.PREFILL, handoff="nixl"), pod("d", role=Role.DECODE, handoff="nixl")
 
 
 class Seen:
@@ -38,7 +39,7 @@ class Seen:
         served = Candidate(plan, Cost((), (), 0.0), captured)
         facts = {"prompt_tokens": 100, "cached_tokens": delivered, "served": served}
         ended = Ended("r", 0.0, model, "chat", "ok", workload=LABELS[1], policy=LABELS[2], **facts)  # type: ignore[arg-type]
-        seen = record(scene(prompt=PROMPT, match=PrefixMatch(match)))
+        seen = record(scene(*ready(*PAIR), prompt=PROMPT, match=PrefixMatch(match)))
         self.metrics.add(ended, "acme", seen)
 
     def sum(self, name: str, **labels: str) -> float:
@@ -82,6 +83,21 @@ def test_an_engine_that_reports_nothing_does_not_lower_the_hit_rate() -> None:
     seen.add(Direct(A), 0, {}, None)
     assert (seen.sum("prompt_tokens_total"), seen.sum("reported_prompt_tokens_total")) == (100, 0)
     assert seen.sum("decisions_total", reason="cold") == 1
+
+
+def test_what_a_decode_pod_held_and_the_prefill_pod_computed_was_computed_again() -> None:
+    """By the engine's count, else as predicted. A pod of both roles is no decode pod; one block may be incomplete."""
+    split = Split(*PAIR, 100)
+    for match, captured, delivered, expected in (
+        ({"p": (1, 0, 0, 0), "d": (4, 0, 0, 0), "a": (5, 0, 0, 0)}, BLOCK, None, (100 - BLOCK, 3 * BLOCK)),
+        ({"p": (1, 0, 0, 0), "d": (4, 0, 0, 0)}, BLOCK, 4 * BLOCK, (100 - 4 * BLOCK, 0)),
+        ({"d": (1, 0, 0, 0)}, 0, 0, (100, 0)),
+        ({}, 0, None, (100, 0)),
+    ):
+        seen = Seen()
+        seen.add(split, captured, match, delivered)
+        tokens = [seen.sum("split_prompt_tokens_total", dialect="nixl", tokens=one) for one in ("computed", "again")]
+        assert tuple(tokens) == expected
 
 
 def test_tiers_and_pulled_tokens_are_distinguished() -> None:

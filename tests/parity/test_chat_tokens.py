@@ -17,7 +17,8 @@ from router.config.tokenizer_files import TokenizerSource
 from router.errors import MalformedRequest
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation
+from tests.kit import scenes
 from tests.loaded_tokenizers import loaded_tokenizer
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -58,7 +59,7 @@ def fingerprinter_of(source: TokenizerSource, fast: bool) -> Fingerprinter:
 
 def tokens_like_the_engine(fingerprinter: Fingerprinter, endpoint: Endpoint, case: dict[str, Any]) -> None:
     """Equal tokens, fresh and from the cache. A request that the engine refused is refused, or left to the engine."""
-    request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=case["body"])
+    request = scenes.request(endpoint=endpoint, model="tiny", body=b"", prompt=case["body"])
     if "token_ids" in case:
         for _ in range(2):
             assert list(fingerprinter.fingerprint(request).tokens) == case["token_ids"][0]

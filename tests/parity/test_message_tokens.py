@@ -18,7 +18,8 @@ from router.engines.engine_catalog import ENGINES
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.request.parse import PARSERS
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Endpoint, Generation
+from tests.kit import scenes
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS, QWEN3
 
@@ -53,8 +54,6 @@ def test_bodies_have_the_tokens_that_vllm_gave_them(name: str, endpoint: Endpoin
     cases = recorded(endpoint, name)
     assert len(cases) >= 100
     for case in cases:
-        request = InferenceRequest(
-            id="r", endpoint=endpoint, model="tiny", body=b"", prompt=as_received(endpoint, case["body"])
-        )
+        request = scenes.request(endpoint=endpoint, model="tiny", body=b"", prompt=as_received(endpoint, case["body"]))
         tokens = array("I", fingerprinter.fingerprint(request, ENGINES["vllm"].conversions[endpoint]).tokens)
         assert (len(tokens), xxh3_64_hexdigest(tokens.tobytes())) == (case["tokens"], case["digest"]), case["body"]

@@ -24,8 +24,9 @@ from router.prompt.pictures.picture_reader import PictureIdentities, PictureRead
 from router.prompt.pictures.vllm_identifier import identify
 from router.prompt.template import ChatTemplate
 from router.request.parse import PARSERS
-from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix, Tier
+from router.types import Endpoint, Generation, PodId, PromptPrefix, Tier
 from tests.index.decoding import decode_batch
+from tests.kit import scenes
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import GOLDENS, QWEN3
 
@@ -111,7 +112,7 @@ def test_whole_prompts_of_three_apis_are_those_of_the_engine() -> None:
         endpoint = Endpoint(line["path"])
         fields = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(json.dumps(line["body"]).encode()))
         salt = line["body"].get("cache_salt", "")
-        request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=fields, salt=salt)
+        request = scenes.request(endpoint=endpoint, model="tiny", body=b"", prompt=fields, salt=salt)
         conversion = ENGINES["vllm"].conversions[endpoint] if endpoint.api.is_converted else None
         rendered = fingerprinter.render(fingerprinter.open(request, conversion, IDENTITIES))
         prefix = fingerprinter.finish(fingerprinter.look_up(rendered))

@@ -25,6 +25,7 @@ from router.prompt.harmony import Harmony, SeparateTexts
 from router.prompt.template import ChatTemplate
 from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
+from tests.kit import scenes
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, QWEN3
 from tests.parity.test_harmony_tokens import ENCODING, SPECIAL
@@ -56,7 +57,7 @@ def recorded_date(monkeypatch: pytest.MonkeyPatch) -> None:
 def parsed(body: str) -> InferenceRequest:
     endpoint = Endpoint.CHAT if '"messages"' in body else Endpoint.COMPLETIONS
     fields = PARSERS[endpoint].prompt_fields(PARSERS[endpoint].parse(body.encode()))
-    return InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=body.encode(), prompt=fields)
+    return scenes.request(endpoint=endpoint, model="tiny", body=body.encode(), prompt=fields)
 
 
 def read(fingerprinter: Fingerprinter, body: str, front_end: str) -> list[int] | None:

@@ -18,8 +18,9 @@ from router.index.blockmap import BlockMap
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
-from router.types import Endpoint, Generation, InferenceRequest, PodId, PromptPrefix
+from router.types import Endpoint, Generation, PodId, PromptPrefix
 from tests.index.decoding import decode_batch
+from tests.kit import scenes
 from tests.loaded_tokenizers import loaded_tokenizer
 from tests.parity.test_chat_tokens import DEMO, GOLDENS
 from tests.parity.test_events import decoded, frames
@@ -42,7 +43,7 @@ def test_bodies_have_the_tokens_that_sglang_gave_them(endpoint: Endpoint) -> Non
     for case in lines("tokens"):
         if case["endpoint"] != endpoint.value:
             continue
-        request = InferenceRequest(id="r", endpoint=endpoint, model="tiny", body=b"", prompt=case["body"])
+        request = scenes.request(endpoint=endpoint, model="tiny", body=b"", prompt=case["body"])
         try:
             found = fingerprinter.fingerprint(request, ENGINES["sglang"].conversions.get(endpoint))
         except Unrenderable:

@@ -19,4 +19,4 @@ def test_every_member_has_a_purpose(kind: type[Configurable]) -> None:
 
 def test_terms_until_the_first_token() -> None:
     """The other terms are effects on other requests."""
-    assert {"queue", "prefill", "tier_read", "transfer", "handoff", "kv_wait"} == DELAYS
+    assert {"queue", "prefill", "tier_read", "transfer", "handoff", "kv_wait", "held_kv"} == DELAYS

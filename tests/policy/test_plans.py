@@ -321,6 +321,20 @@ def test_the_most_promising_hold_much_and_have_little_to_do() -> None:
     assert {one.pod.id for one in Planner(seen, 10_000).most_promising(pods, C1, 3)} == {"held", "cold", "done"}
 
 
+def test_a_prefix_that_all_pods_can_read_is_not_worth_as_much_as_one_in_the_gpu() -> None:
+    """9,600 tokens of 131 kB take 105 ms over the link; 60 ms of queue at the pod that holds them are less."""
+    pods = ready(*(pod(name, kv_bytes_per_token=131_072) for name in ("held", "idle", "other")))
+    blocks = {"held": (600, 0, 0, 0), "idle": (0, 0, 0, 600), "other": (0, 600, 0, 0)}
+    inflight, store = {"held": InFlight(1, 1, prefill_ms=60.0)}, Link(0.0, 12e6)
+    for known, first in (
+        (Links(cpu=store, remote=store), "held"),
+        (Links(cpu=store), "idle"),
+        (Links(remote=store), "other"),
+    ):
+        seen = scene(*pods, prompt=prompt(10_000), inflight=inflight, match=PrefixMatch(blocks), links=known)
+        assert [one.pod.id for one in Planner(seen, 10_000).most_promising(pods, C1, 1)] == [first]
+
+
 def test_an_uncached_token_may_cost_more_than_c1() -> None:
     """2,000 held tokens are worth 40 ms of queue, or 80 where each of them counts twice."""
     pods = ready(*(pod(name) for name in ("cold", "held")))

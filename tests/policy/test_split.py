@@ -150,6 +150,14 @@ def test_what_the_decode_pod_holds_itself_is_not_handed_over() -> None:
     assert decide(seen, policy("prefill", "handoff")).candidates[0].cached_tokens == 1280
 
 
+def test_what_a_decode_pod_finds_in_a_store_is_transferred_all_the_same() -> None:
+    """From there or from the prefill pod. What it has in its own tiers is not: the first 1,280 tokens."""
+    held = PrefixMatch({"p0": (0, 0, 0, 100), "d0": (0, 0, 0, 100), "d1": (40, 40, 0, 20)})
+    found = pairs(asked(*ready(*apart(1, 2)), match=held))
+    tokens = {plan.decode.id: plan.handoff_tokens for each in found.values() if isinstance(plan := each.plan, Split)}
+    assert tokens == {"d0": TOKENS, "d1": 321}
+
+
 def test_what_the_prefill_pod_holds_is_what_is_expected_to_be_cached() -> None:
     """It computes only the rest, and hands over all."""
     pair = pairs(holding(asked(*ready(*apart())), "p0", 80))["p0", "d0"]
@@ -329,6 +337,17 @@ def test_a_prefill_pod_does_not_answer_otherwise(reason: str) -> None:
     if reason == "cannot":
         seen = with_full_decode_pods(serves_alone=False)
     assert "p0" not in whole(seen, BY_PRICE if reason == "not priced" else BY_WAIT)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_prefill_pod_that_is_full_of_held_kv_gets_no_prompt(is_full: bool) -> None:
+    """It computes nothing, and the leases of its KV end late."""
+    held = PodLoad(kv_usage=0.99 if is_full else 0.5, scraped_at_s=1.0)
+    prefills = [half(f"p{number}", Role.PREFILL, capacity_tokens=6400) for number in range(2)]
+    statuses = [PodStatus(prefills[0], PodState.READY, held), *ready(prefills[1], half("d0", Role.DECODE))]
+    busy = InFlight(1, 1, prefill_ms=500.0, head_ms=500.0)
+    found = pairs(asked(*statuses, inflight={"p1": busy}), policy("queue", "prefill", "handoff", "held_kv"))
+    assert (found["p0", "d0"].cost.total_ms > found["p1", "d0"].cost.total_ms) is is_full
 
 
 def equal_decode_pods(turn: int) -> Scene:

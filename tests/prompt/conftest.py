@@ -15,6 +15,7 @@ from router.prompt.samples import TEXTS
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, InferenceRequest
+from tests.kit import scenes
 from tests.loaded_tokenizers import loaded_tokenizer
 
 TEMPLATE = """\
@@ -141,8 +142,6 @@ def make_request() -> Callable[..., InferenceRequest]:
     """A chat request with these body fields; `endpoint`, `adapter` and `salt` by name."""
 
     def make(endpoint: Endpoint = Endpoint.CHAT, adapter: str = "", salt: str = "", **prompt: Any) -> InferenceRequest:
-        return InferenceRequest(
-            id="r", endpoint=endpoint, model="m", body=b"", adapter=adapter, salt=salt, prompt=prompt
-        )
+        return scenes.request(endpoint=endpoint, body=b"", adapter=adapter, salt=salt, prompt=prompt)
 
     return make

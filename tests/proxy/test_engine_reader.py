@@ -14,19 +14,14 @@ from router.frontends import prompt_readers
 from router.frontends.prompt_readers import EnginePromptReader
 from router.hashing import generation_seed, hash_blocks, token_array
 from router.prompt.conversation import UnreadReason
-from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import Endpoint, Generation, PromptPrefix
+from tests.kit import scenes
 from tests.kit.scripted_pods import LONGER_S, Asked, Behaviour, Town, town
 
 pytestmark = [pytest.mark.virtual, pytest.mark.anyio]
 
 GENERATION = Generation(model="m", block_size_tokens=2)
-REQUEST = InferenceRequest(
-    id="r",
-    endpoint=Endpoint.CHAT,
-    model="m",
-    body=b" " * 20_000,
-    prompt={"messages": [{"role": "user", "content": "hi"}]},
-)
+REQUEST = scenes.request(body=b" " * 20_000, prompt={"messages": [{"role": "user", "content": "hi"}]})
 
 
 async def knows(asked: Asked) -> None:

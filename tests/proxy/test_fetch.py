@@ -13,9 +13,10 @@ from router.frontends.http.upstream import UpstreamPool, UpstreamPools
 from router.guards import Bound
 from tests.kit.closed_port import closed_port
 from tests.kit.deadlines import DEADLINE_S, GENEROUS
+from tests.kit.raw_pods import OK, Call, Script, answering, silent
 from tests.kit.scenes import make_pod
 from tests.proxy.test_attempt import no_free_file
-from tests.proxy.test_upstream import OK, Call, Script, answering, serving, silent, whole
+from tests.proxy.test_upstream import serving, whole
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

@@ -45,6 +45,7 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
+from tests.kit import scenes
 from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scripted_pods import LONGER_S
 
@@ -75,14 +76,14 @@ def _threads_may_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def completion(text: str | list[int]) -> InferenceRequest:
     body = msgspec.json.encode({"prompt": text})
-    return InferenceRequest(id="r", endpoint=Endpoint.COMPLETIONS, model="m", body=body, prompt={"prompt": text})
+    return scenes.request(endpoint=Endpoint.COMPLETIONS, body=body, prompt={"prompt": text})
 
 
 def chat(*contents: str, **fields: Any) -> InferenceRequest:
     messages = [msgspec.Raw(msgspec.json.encode({"role": "user", "content": content})) for content in contents]
     prompt = {"messages": messages, **fields}
     body = msgspec.json.encode(prompt)
-    return InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body, prompt=prompt)
+    return scenes.request(body=body, prompt=prompt)
 
 
 class Watched:
@@ -150,7 +151,7 @@ async def test_of_texts_without_a_prefix_only_the_length_is_read(
     """By the tokenizer, with the special tokens of each text; of very long ones, by the body."""
     text = TEXT * repeated
     raw = msgspec.Raw(msgspec.json.encode([text]))
-    request = InferenceRequest(id="r", endpoint=endpoint, model="m", body=b"", prompt={"input": raw})
+    request = scenes.request(endpoint=endpoint, body=b"", prompt={"input": raw})
     prefix = await Reading(tokenizer).reader.read(request)
     assert isinstance(prefix, PromptPrefix)
     count = len(tokenizer.encode(text, add_special_tokens=True))
@@ -161,7 +162,7 @@ async def test_of_texts_without_a_prefix_only_the_length_is_read(
 
 def embeddings(**fields: Any) -> InferenceRequest:
     prompt = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
-    return InferenceRequest(id="r", endpoint=Endpoint.EMBEDDINGS, model="m", body=b"", prompt=prompt, salt="s")
+    return scenes.request(endpoint=Endpoint.EMBEDDINGS, body=b"", prompt=prompt, salt="s")
 
 
 async def test_one_text_to_embed_has_the_prefix_of_a_completion(tokenizer: Tokenizer) -> None:
@@ -339,7 +340,7 @@ async def test_token_ids_that_fit_no_pod_are_refused(tokenizer: Tokenizer) -> No
 @pytest.mark.parametrize("prompt", [b'"%b"' % (b" " * 9_000_000), b"[%b1]" % (b"1," * 4_500_000)], ids=["text", "ids"])
 async def test_a_very_large_prompt_is_not_decoded(tokenizer: Tokenizer, prompt: bytes) -> None:
     raw = msgspec.Raw(prompt)
-    request = InferenceRequest(id="r", endpoint=Endpoint.COMPLETIONS, model="m", body=prompt, prompt={"prompt": raw})
+    request = scenes.request(endpoint=Endpoint.COMPLETIONS, body=prompt, prompt={"prompt": raw})
     reading = Reading(tokenizer, context_tokens=60_000)
     reading.fingerprinter.render = lambda *_: pytest.fail("rendered")  # type: ignore[method-assign]
     assert await reading.reader.read(request) is UnreadReason.TOO_LONG

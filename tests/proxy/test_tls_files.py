@@ -18,8 +18,8 @@ from router.errors import ConfigError, UpstreamError
 from router.frontends.http.upstream import UpstreamPools
 from router.types import PodTls
 from tests.kit.deadlines import DEADLINE_S, GENEROUS
+from tests.kit.raw_pods import OK, RawPod, answering
 from tests.kit.scenes import make_pod
-from tests.proxy.test_upstream import OK, ScriptedPod, answering
 from tests.redis_servers.server import TlsFiles, tls_material
 
 pytestmark = [
@@ -35,7 +35,7 @@ async def engine(files: TlsFiles) -> AsyncIterator[str]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.ca)
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_cert_chain(files.certificate, files.key)
-    async with await asyncio.start_server(ScriptedPod((answering(OK),)), "127.0.0.1", 0, ssl=context) as server:
+    async with await asyncio.start_server(RawPod((answering(OK),)), "127.0.0.1", 0, ssl=context) as server:
         yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.hashing import generation_seed, hash_blocks, token_array
-from router.index.holder_blocks import HolderBlocks
 from router.publisher.lmcache import SERVER_TIMEOUT_S, Coordinator, UnknownServer
-from router.types import BlocksCleared, BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from tests.kit.sinks import IndexSink
 
 RECORDED = [
     json.loads(line)
@@ -32,35 +32,8 @@ GENERATION = Generation(model="tiny", block_size_tokens=16)
 SERVER = {"ip": "10.0.0.7", "http_port": 8080, "instance_id": "cache-0"}
 
 
-class Index:
-    """A sink that applies events as an index does and records the other calls."""
-
-    def __init__(self) -> None:
-        self.holders: dict[str, HolderBlocks] = {}
-        self.complete: dict[str, bool] = {}
-        self.lives: list[str] = []
-
-    def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None:
-        for event in events:
-            assert not isinstance(event, BlocksCleared)
-            self.holders[pod].apply(event)
-
-    def restarted(self, pod: str) -> None:
-        self.lives.append(pod)
-        self.holders[pod] = HolderBlocks(GENERATION)
-
-    def stream_state(self, pod: str, *, complete: bool) -> None:
-        self.complete[pod] = complete
-
-    def gone(self, holder: str) -> None:
-        del self.holders[holder], self.complete[holder]
-
-    def held(self, holder: str, tier: Tier) -> set[int]:
-        return set(self.holders[holder].held().get(tier, ()))
-
-
-def coordinator() -> tuple[Coordinator, Index]:
-    index = Index()
+def coordinator() -> tuple[Coordinator, IndexSink]:
+    index = IndexSink(GENERATION)
     return Coordinator(MODEL, index), index
 
 
@@ -329,11 +302,11 @@ def test_every_event_can_be_applied_to_an_index() -> None:
     """With all its tokens or none."""
     seen = list[KvEvent]()
 
-    class Listener(Index):
+    class Listener(IndexSink):
         def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None:
             seen.extend(events)
 
-    plays = Coordinator(MODEL, Listener())
+    plays = Coordinator(MODEL, Listener(GENERATION))
     for body in RECORDED:
         plays.events(body, 0.0)
     assert len([event for event in seen if isinstance(event, BlocksRemoved)]) == 12

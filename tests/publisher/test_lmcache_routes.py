@@ -7,18 +7,9 @@ import pytest
 from fastapi import FastAPI
 
 from router.publisher.lmcache import SERVER_TIMEOUT_S, Coordinator, lmcache_routes
-from router.types import KvEvent
+from tests.kit.sinks import RecordingSink
 
 pytestmark = pytest.mark.anyio
-
-
-class NullSink:
-    """A sink that ignores everything."""
-
-    def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None: ...
-    def restarted(self, pod: str) -> None: ...
-    def stream_state(self, pod: str, *, complete: bool) -> None: ...
-    def gone(self, holder: str) -> None: ...
 
 
 SERVER = {"instance_id": "cache-0", "ip": "10.0.0.7", "http_port": 8080, "metadata": {}, "mq_port": 0}
@@ -33,7 +24,7 @@ def client(coordinator: Coordinator, now_s: float = 0.0) -> httpx.AsyncClient:
 
 async def test_responses_equal_those_of_lmcaches_own_coordinator() -> None:
     """Status codes and bodies of lmcache 0.5.6."""
-    async with client(Coordinator("m", NullSink())) as http:
+    async with client(Coordinator("m", RecordingSink())) as http:
         beat = await http.put("/instances/cache-0/heartbeat")
         assert (beat.status_code, beat.json()) == (404, {"error": "unknown instance cache-0; re-register"})
         registered = await http.post("/instances", json=SERVER)
@@ -54,14 +45,14 @@ async def test_responses_equal_those_of_lmcaches_own_coordinator() -> None:
 @pytest.mark.parametrize("path", ["/events", "/instances"])
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"batches": 1, "ip": 1}', b"\xff"])
 async def test_invalid_bodies_are_422_with_the_reason(path: str, body: bytes) -> None:
-    async with client(Coordinator("m", NullSink())) as http:
+    async with client(Coordinator("m", RecordingSink())) as http:
         answer = await http.post(path, content=body)
     assert answer.status_code == 422
     assert answer.json()["detail"]
 
 
 async def test_registrations_use_the_clock_of_the_routes() -> None:
-    coordinator = Coordinator("m", NullSink())
+    coordinator = Coordinator("m", RecordingSink())
     async with client(coordinator, now_s=100.0) as http:
         await http.post("/instances", json=SERVER)
     coordinator.expire(100.0 + SERVER_TIMEOUT_S)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from router.errors import ConnectFailed
 from router.index.holder_blocks import HolderBlocks
 from router.publisher.mooncake_source import Listing, MooncakeSource, ObjectName, parse_name
-from router.types import BlocksRemoved, BlocksStored, Generation, KvEvent, Tier
+from router.types import BlocksRemoved, BlocksStored, Generation, Tier
+from tests.kit.sinks import RecordingSink
 
 POOL = "tiny"
 
@@ -177,22 +178,6 @@ def test_the_differences_add_up_to_the_last_listing(polls: list[set[tuple[int, i
 
 
 # --- polling ---
-
-
-class RecordingSink:
-    """A sink that records its calls."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def apply(self, pod: str, events: tuple[KvEvent, ...]) -> None:
-        self.said += [f"{type(event).__name__} {len(getattr(event, 'block_hashes', ()))}" for event in events]
-
-    def restarted(self, pod: str) -> None:
-        self.said.append("restarted")
-
-    def stream_state(self, pod: str, *, complete: bool) -> None:
-        self.said.append(f"complete={complete}")
 
 
 async def calls_after(*answers: Callable[[], bytes]) -> list[str]:

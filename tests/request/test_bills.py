@@ -169,6 +169,18 @@ def test_all_prompts_of_a_batch_cost_their_tokens() -> None:
     assert billed.used("prompt") >= 10_000
 
 
+def test_cached_prompt_tokens_cost_nothing() -> None:
+    """What the pod reports corrects what was expected."""
+    billed = Billed()
+    served = billed.post()
+    assert billed.used("prompt") == 50
+    served.head(is_stream=False)
+    details = b'"prompt_tokens_details":{"cached_tokens":48}'
+    served.piece(b'{"choices":[{}],"usage":{"prompt_tokens":50,"completion_tokens":2,%b}}' % details)
+    served.end()
+    assert (billed.used("prompt"), billed.used("output")) == (2, 2)
+
+
 @pytest.mark.parametrize("preferred", [200, -1])
 def test_a_second_limit_hides_no_tokens(preferred: int) -> None:
     """llama.cpp prefers `n_predict`."""

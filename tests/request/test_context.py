@@ -16,7 +16,8 @@ from router.policy.decide import expected_ttft_ms
 from router.request.context import RequestContext, ttft_of_one_pod
 from router.request.endings import ended_of
 from router.request.inbound import Head, HeaderList
-from router.types import PRIOR_OUTPUT_TOKENS, Endpoint, Generation, InferenceRequest, PromptPrefix
+from router.types import PRIOR_OUTPUT_TOKENS, Generation, PromptPrefix
+from tests.kit import scenes
 from tests.kit.cores import CoreOfPods, pods_at
 from tests.kit.scenes import pod
 
@@ -25,7 +26,7 @@ USAGE = b'{"usage": {"prompt_tokens": 50, "completion_tokens": 4, "prompt_tokens
 
 def responded(plan: Plan, handed_over: int | None, body: bytes = b"{}") -> RequestContext:
     """A request whose response reports 48 cached tokens, by one or two pods."""
-    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=body)
+    request = scenes.request(body=body)
     context = RequestContext(request, Head(id="r", method="POST", target=b"/", headers=[]), Phases(0.0))
     context.candidate = Candidate(plan, Cost.of((), 1.0), 7)
     context.decision = RouteDecision("by hand", "1", (context.candidate,))
@@ -162,6 +163,6 @@ def test_clients_behind_one_gateway_differ_by_tenant_or_credentials(
     tenant: str, headers: HeaderList, client: str
 ) -> None:
     """Only a digest of the credentials is kept, which may be logged."""
-    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", tenant=tenant)
+    request = scenes.request(body=b"", tenant=tenant)
     head = Head(id="r", method="POST", target=b"/", headers=headers, peer="10.0.0.1")
     assert RequestContext(request, head, Phases(0.0)).client == client

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.quotas import Quota
 from router.admission.tenant import Slo, Tenant
-from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.types import PrefixTrust
 from tests.kit.memory_front import CHAT, TOKEN, USAGE, MemoryRouter
 
@@ -44,20 +42,6 @@ def test_the_next_request_with_the_prompt_goes_to_the_same_pod() -> None:
     for served in (first, second):
         served.leave()
     assert rig.known.is_idle()
-
-
-@pytest.mark.parametrize("error", [ConnectFailed, UpstreamBroken, UpstreamTimeout])
-def test_a_pod_that_fails_before_the_first_piece_is_replaced(error: Any) -> None:
-    """The client notices nothing."""
-    rig = MemoryRouter()
-    served = rig.chat()
-    served.fail(error("gone", pod=served.asked[0]))
-    assert len(set(served.asked)) == 2
-    served.head()
-    served.piece(TOKEN)
-    served.end()
-    assert (served.status, served.received) == (200, TOKEN)
-    assert (rig.ended(), rig.known.is_idle()) == ([("ok", 2)], True)
 
 
 @pytest.mark.parametrize("events", range(4))

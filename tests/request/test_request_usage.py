@@ -12,7 +12,7 @@ from router.request.context import RequestContext, counted_output_tokens, counte
 from router.request.endings import usage_of
 from router.request.inbound import Head
 from router.request.response_reader import TokenCountingReader
-from router.types import Endpoint, InferenceRequest
+from tests.kit import scenes
 from tests.kit.scenes import POLICIES, pod, ready, scene
 
 REPORT = (
@@ -24,7 +24,7 @@ TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 
 def ended(*pieces: bytes, status: int = 200, tries: int = 1, failures: int = 0) -> RequestContext:
     """A stream that ended after these pieces."""
-    request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"x" * 400, stream=True, tenant="t")
+    request = scenes.request(body=b"x" * 400, stream=True, tenant="t")
     context = RequestContext(request, Head("r", "POST", b"/", []), Phases(0.0), reader=TokenCountingReader())
     context.candidate = decide(scene(*ready(pod("a"))), POLICIES["least_load"]).candidates[0] if tries else None
     context.status, context.tries, context.result = status, tries, "ok"

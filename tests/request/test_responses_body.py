@@ -12,7 +12,8 @@ from router.errors import MalformedRequest
 from router.policy.retry import is_repeatable
 from router.request import parse
 from router.request.parse import PARSERS
-from router.types import Endpoint, InferenceRequest
+from router.types import Endpoint
+from tests.kit import scenes
 
 ITEMS = [{"role": "user", "content": "Hi"}, {"type": "reasoning", "summary": []}]
 
@@ -81,5 +82,5 @@ def test_a_body_that_is_decoded_in_parts_is_read_alike(monkeypatch: pytest.Monke
 )
 def test_what_leaves_a_trace_is_not_sent_twice(fields: dict[str, Any], repeatable: bool) -> None:
     """A stored response, work in the background, calls that the engine makes."""
-    request = InferenceRequest(id="r", endpoint=Endpoint.RESPONSES, model="m", body=b"", prompt=fields_of(**fields))
+    request = scenes.request(endpoint=Endpoint.RESPONSES, body=b"", prompt=fields_of(**fields))
     assert is_repeatable(request, "POST") == repeatable

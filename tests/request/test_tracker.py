@@ -207,24 +207,6 @@ def test_a_stream_shows_its_first_token_and_another_response_is_assumed_to_have_
     assert streamed.begin(streamed.first(0.0), 0.0) is None
 
 
-@pytest.mark.parametrize("status", [502, 503, 504])
-def test_a_busy_pod_is_replaced_before_its_answer_is_passed_on(status: int) -> None:
-    core = core_of()
-    tracker = started(core, "direct a", "direct b")
-    with pytest.raises(UpstreamBroken) as failure:
-        tracker.head("a", status, JSON_HEADERS, 0.1)
-    assert replaced(tracker, failure.value, 0.1) == "b"
-    assert set(core.ledger.inflight()) == {"b"}
-
-
-@pytest.mark.parametrize("status", [200, 400, 500])
-def test_another_status_is_passed_on(status: int) -> None:
-    """Another pod would most likely answer the same."""
-    tracker = started(core_of(), "direct a", "direct b")
-    tracker.head("a", status, JSON_HEADERS, 0.1)
-    assert tracker.context.status == status
-
-
 def test_an_unstreamed_response_is_held_until_it_is_complete() -> None:
     """A pod that fails inside it can be replaced."""
     core = core_of()
@@ -374,11 +356,3 @@ def test_the_pods_of_a_split_have_the_prompt_when_it_is_handed_over() -> None:
     tracker.end(0.2)
     assert core.store.match(PROMPT, 0.3).blocks.keys() == {"c"}
     assert core.is_idle()
-
-
-def test_a_pod_that_cannot_be_reached_fails_whoever_serves_the_request() -> None:
-    """Nothing was sent to it."""
-    core = core_of()
-    tracker = started(core, "direct a", "direct b")
-    assert replaced(tracker, ConnectFailed("refused", pod="a"), 0.1) == "b"
-    assert core.failures("a") == 1

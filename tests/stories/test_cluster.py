@@ -24,9 +24,10 @@ from router.config.pod_schema import PodConfig
 from router.config.schema import ModelConfig, Receipts, RouterConfig
 from router.fleet.breaker import Probes
 from router.prompt.tokenizer import Tokenizer
-from router.types import Endpoint, Generation, InferenceRequest, Pod, PodState, PromptPrefix
+from router.types import Generation, Pod, PodState, PromptPrefix
 from router.wiring.publisher_process import PublisherProcess
 from router.wiring.router import build_router
+from tests.kit import scenes
 from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
 from tests.redis_process import RedisProcess, redis_process
@@ -139,9 +140,7 @@ async def found_on(deployment: Deployment, chat: Chat, pod: str) -> bool:
 async def is_unknown(deployment: Deployment, chat: Chat) -> bool:
     """Whether this router finds no cached blocks of the chat."""
     reader = deployment.program.pods.prompts.readers["demo"]
-    prefix = await reader.read(
-        InferenceRequest(id="x", endpoint=Endpoint.CHAT, model="demo", body=b"", prompt={"messages": chat})
-    )
+    prefix = await reader.read(scenes.request("x", model="demo", body=b"", prompt={"messages": chat}))
     return isinstance(prefix, PromptPrefix) and not deployment.program.pods.state.store.match(prefix, 1e9).blocks
 
 

@@ -34,11 +34,3 @@ async def test_tokens_are_counted_without_a_request_to_a_pod(deploy: Deploy) -> 
         assert answer.headers["x-request-id"]
         metrics = (await deployment.admin.get("/metrics")).text
         assert f'endpoint="{Endpoint.COUNT_TOKENS.value}"' in metrics
-
-
-async def test_an_unproven_pod_counts_for_itself(deploy: Deploy) -> None:
-    """An engine without a template refuses the messages of its test, so it does not pass."""
-    async with deploy(pods=1, engine={"template": None}) as deployment:
-        answer = await deployment.client.post("/v1/messages/count_tokens", json=BODY)
-        assert answer.json()["input_tokens"] > 0
-        assert answer.headers["x-warmroute-pod"]

@@ -19,6 +19,7 @@ from router.config.models import load_priors
 from router.config.pod_schema import PodConfig
 from router.config.schema import LinkFigures, LinksConfig, ModelConfig, RouterConfig
 from router.engines.engine_catalog import DIALECTS
+from router.feeds import answers_test
 from router.fleet.breaker import Probes
 from router.frontends.http import kv_transfer
 from router.prompt.tokenizer import Tokenizer
@@ -176,30 +177,6 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-@pytest.mark.parametrize("kind", [FaultKind.REFUSE, FaultKind.DIE_BEFORE_ANSWER])
-async def test_a_prefill_pod_that_fails_costs_no_request(open_pair: OpenPair, kind: FaultKind) -> None:
-    """The decode pod computes. Every dialect and failure: `tests/proxy/test_kv_transfer.py`."""
-    async with open_pair("nixl") as pair:
-        pair.prefill.inject(Fault(kind=kind))
-        answer = await pair.chat(opening("hills"), stream=True)
-        assert answer.status_code == 200
-        assert answer.text.endswith("data: [DONE]\n\n")
-        assert "error" not in answer.text
-        assert not pair.program.pods.state.ledger.inflight()
-        await pair.until(lambda: pair.decode.load.running == 0)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_kv_that_cannot_be_loaded_is_computed(open_pair: OpenPair, stream: bool) -> None:
-    """vLLM responds with 500, or with 200 and an error instead of the first token; neither reaches the client."""
-    async with open_pair("nixl") as pair:
-        pair.decode.inject(Fault(kind=FaultKind.LOAD_FAILS))
-        answer = await pair.chat(opening("dunes"), stream=stream)
-        assert answer.status_code == 200
-        assert "error" not in answer.text
-        assert pair.handoffs("decode_failed") == 1
-
-
 async def test_an_old_handoff_never_returns_a_wrong_response(
     open_pair: OpenPair, engine_config: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,25 +196,6 @@ async def test_an_old_handoff_never_returns_a_wrong_response(
         for _ in range(2):
             assert said(await pair.chat(chat)) == await alone(other, messages=chat)
         assert pair.handoffs("dropped") >= 1 and pair.handoffs("decode_failed") == 0
-
-
-@pytest.mark.parametrize("dialect", ["nixl", "bootstrap"])
-async def test_a_client_that_leaves_a_split_stops_both_pods(open_pair: OpenPair, dialect: str) -> None:
-    """During an endless prefill and in mid-stream: both pods stop, and no lease remains."""
-    async with open_pair(dialect, time_scale=1.0) as pair:
-        pair.prefill.inject(Fault(kind=FaultKind.HANG))
-        for under_way in (
-            lambda: len(pair.program.pods.state.ledger.inflight()) == 2,
-            lambda: pair.decode.load.running == 1,
-        ):
-            body = {"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": True}
-            asking = asyncio.create_task(pair.client.post("/v1/chat/completions", json=body))
-            await pair.until(under_way)
-            asking.cancel()
-            await asyncio.wait([asking])
-            await pair.until(lambda: not any(each.load.running for each in pair.engines))
-            await pair.until(lambda: not pair.program.pods.state.ledger.inflight())
-        assert pair.ready() == 2
 
 
 async def test_cached_tokens_of_the_prefill_pod_are_predicted_exactly(open_pair: OpenPair) -> None:
@@ -296,6 +254,37 @@ async def test_kv_of_a_client_that_leaves_between_the_legs_is_given_back(open_pa
         await asyncio.wait([asking])
         await pair.until(lambda: not pair.prefill.pinned_requests)
         assert pair.handoffs("client_gone") == 1
+
+
+@pytest.mark.parametrize(
+    ("dialect", "keeps", "setting"),
+    [
+        ("shared_store", True, ""),
+        ("shared_store", False, "save_decode_cache: true"),
+        ("p2p", True, ""),
+        ("p2p", False, "offload_prompt_only: false"),
+        ("nixl", False, "a store or tier that holds answers"),
+    ],
+)
+async def test_what_keeps_the_next_turn_from_the_last_answer_is_named_with_its_worth(
+    open_pair: OpenPair, monkeypatch: pytest.MonkeyPatch, dialect: str, keeps: bool, setting: str
+) -> None:
+    """The decode pod is tested without traffic. The worth is known once a prefill pod has computed an answer again."""
+    monkeypatch.setattr(answers_test, "SAVED_S", 0.0)
+    pulls = dialect if dialect == "p2p" else ""
+    async with open_pair(dialect, pulls=pulls, handoff={"keeps_answers": keeps}) as pair:
+        await pair.until(lambda: pair.pod_of(pair.decode).keeps_answers is not None)
+        assert pair.pod_of(pair.decode).keeps_answers is keeps
+        chat = opening("fells")
+        first = await pair.chat(chat, max_tokens=128, ignore_eos=True)
+        await pair.apply_events()
+        asked = {"role": "user", "content": "And behind them?"}
+        answer = await pair.chat([*chat, {"role": "assistant", "content": said(first)}, asked])
+        found = usage_of(answer)["prompt_tokens_details"]["cached_tokens"]
+        assert (found > usage_of(first)["prompt_tokens"]) is keeps
+        said_of = {one["role"]: one["answers"] for one in await pair.pods()}
+        assert (said_of["prefill"], bool(said_of["decode"])) == ("", not keeps)
+        assert setting in said_of["decode"] and ("% of" in said_of["decode"]) is not keeps
 
 
 async def test_the_prefill_pod_of_a_split_pulls_the_last_answer(open_pair: OpenPair) -> None:

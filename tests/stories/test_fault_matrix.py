@@ -132,24 +132,6 @@ async def test_a_failure_after_the_first_byte_reaches_the_client(deploy: Deploy)
             await mended(deployment, at)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        raw(SSE + CHUNK * 3 + "0\r\n\r\n", piece_bytes=1),
-        raw(SSE + "".join(f"1\r\n{byte}\r\n" for byte in EVENT * 3) + "0\r\n\r\n"),
-    ],
-    ids=["bytes one by one", "chunks of one byte"],
-)
-async def test_a_response_in_tiny_pieces_is_forwarded_unchanged(deploy: Deploy, fault: Fault) -> None:
-    """No failure is recorded."""
-    async with deploy(pods=1) as deployment:
-        deployment.engines[0].inject(fault)
-        answer = await deployment.chat(opening("sand"), stream=True)
-        assert answer.text == EVENT * 3
-        assert await attempts(deployment, 0, "ok") == 1
-        await nothing_stays_behind(deployment)
-
-
 # --- what clients do ---
 
 

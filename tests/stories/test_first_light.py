@@ -121,38 +121,6 @@ async def test_unknown_fields_key_order_and_large_integers_reach_the_pod_untouch
         assert kept + b'"a":1e400' in seen[1]
 
 
-REFUSED: list[tuple[bytes, int, str]] = [
-    (b"{", 400, "JSON"),
-    (b'{"model":"demo","messages":"hi"}', 400, "messages"),
-    (b'{"model":"gone","messages":[{"role":"user","content":"x"}]}', 404, "gone"),
-    (
-        b'{"model":"demo","messages":[{"role":"user","content":"' + b"word " * 40_000 + b'"}]}',
-        400,
-        "context length",
-    ),
-    (b'{"model":"demo","messages":[{"role":"user","content":"' + b"x" * 33_554_432 + b'"}]}', 413, "33554432"),
-]
-"""All mistakes in a body: `tests/request/test_body_mistakes.py`."""
-
-
-async def test_invalid_input_is_a_4xx_and_reaches_no_pod(deploy: Deploy) -> None:
-    """OpenAI's error format with a specific message, and nothing is sent upstream."""
-    async with deploy(pods=1, probes={"self_test": False}) as deployment:  # no prompts of our own
-        before = (await deployment.client.get(f"{deployment.engines[0].url}/metrics")).text
-        for body, status, word in REFUSED:
-            answer = await deployment.client.post("/v1/chat/completions", content=body)
-            error = answer.json()["error"]
-            assert answer.status_code == status
-            assert word in error["message"]
-            assert set(error) == {"message", "type", "param", "code"}
-        after = (await deployment.client.get(f"{deployment.engines[0].url}/metrics")).text
-        assert _prompt_tokens(before) == _prompt_tokens(after)
-
-
-def _prompt_tokens(metrics: str) -> list[str]:
-    return [line for line in metrics.splitlines() if line.startswith("vllm:prompt_tokens_total")]
-
-
 async def test_readiness_needs_a_ready_pod_and_liveness_does_not(deploy: Deploy) -> None:
     """/readyz fails when the last pod is ejected, and a request then gets the states of the pods. /livez still
     succeeds."""
@@ -167,21 +135,3 @@ async def test_readiness_needs_a_ready_pod_and_liveness_does_not(deploy: Deploy)
         assert re.search(r"^warmroute_loop_lag_seconds_count [1-9]", page, re.M), "it measures its event loop"
         assert answer.status_code == 503
         assert "ejected" in answer.json()["error"]["message"]
-
-
-async def test_a_template_that_differs_from_the_engines_disables_matching(deploy: Deploy) -> None:
-    """The pod serves, untrusted; flag, metric and reason show it."""
-    async with deploy(pods=1, model={"chat_template_kwargs": {"enable_thinking": True}}, wait=False) as deployment:
-        await deployment.until(lambda: _trust(deployment) == "mismatch")
-        answer = await converse(deployment, opening("moors"), turns=2)
-        assert [each.status_code for each in answer] == [200, 200]
-        assert answer[1].headers["x-warmroute-cached-tokens"] == "0"
-        pods = await deployment.pods()
-        assert "chat template" in pods[0]["trust_reason"]
-        metrics = (await deployment.admin.get("/metrics")).text
-        assert 'trust="mismatch"} 1.0' in metrics
-
-
-def _trust(deployment: Deployment) -> str:
-    pods = deployment.program.fleet.snapshot.pods
-    return pods[0].pod.trust.value if pods else ""

@@ -60,17 +60,6 @@ async def test_a_partial_failure_names_each_pod_and_is_repeatable(deploy: Deploy
         assert all("sql" in status.pod.adapters for status in deployment.program.fleet.snapshot.pods)
 
 
-async def test_a_pod_that_cannot_be_reached_is_a_failure(deploy: Deploy) -> None:
-    """The others load it."""
-    async with deploy(pods=2) as deployment:
-        await deployment.engines[0].stop()
-        partly = await _change(deployment, "load")
-        assert partly.status_code == 502
-        assert list(partly.json()["pods"].values()).count("loaded") == 1
-        used = await deployment.chat([{"role": "user", "content": "Hi"}], model="sql")
-        assert used.status_code == 200
-
-
 async def test_adapters_that_others_load_are_found(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another router, or the operator on the pod itself."""
     monkeypatch.setattr(probe, "ADAPTERS_INTERVAL_S", 0.05)

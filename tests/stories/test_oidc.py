@@ -93,27 +93,6 @@ async def test_a_token_is_admitted_as_its_tenant(deploy: Deploy, tmp_path: Path)
             assert (await client.chat.completions.create(**CHAT)).choices
 
 
-async def test_a_changed_file_counts_for_tokens_that_were_sent_before(deploy: Deploy, tmp_path: Path) -> None:
-    """Another mapping, then no provider at all."""
-    async with running(Provider()) as provider, deploy(1, tenants=tenants(tmp_path, provider)) as deployment:
-        sent = provider.token()
-        assert await post(deployment, sent) == (200, "")
-        tenants(tmp_path, provider, ", tenants: {acme: other}")
-
-        async def is_mapped() -> bool:
-            return await post(deployment, sent) == OF_OTHER
-
-        await deployment.until(is_mapped)
-        file = tenants(tmp_path, provider)
-        file.write_text(file.read_text().partition("oidc:")[0])
-
-        async def is_refused() -> bool:
-            return await post(deployment, sent) == (401, "invalid_api_key")
-
-        await deployment.until(is_refused)
-        assert await post(deployment, KEY) == (200, "")
-
-
 async def test_no_part_of_a_token_is_printed(deploy: Deploy, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Valid or not: not in the log, on pages or in receipts."""
     receipts = tmp_path / "receipts.jsonl"

@@ -16,25 +16,6 @@ pytestmark = [pytest.mark.net, pytest.mark.anyio]
 KEYED = {"api_key": "engine-key"}
 
 
-async def test_a_pod_that_does_not_accept_the_routers_key_is_named_with_the_file_of_the_key(
-    deploy: Deploy, tmp_path: Path
-) -> None:
-    """And without the key."""
-    key = tmp_path / "key"
-    key.write_text("canary7sesame")
-    reach = lambda engine: {"url": engine.url, "auth": {"bearer_file": str(key)}}  # noqa: E731
-    async with deploy(pods=1, engine=KEYED, reach=reach, wait=False) as deployment:
-
-        async def reasons() -> list[str]:
-            return [pod["state_reason"] for pod in await deployment.pods()]
-
-        async def is_explained() -> bool:
-            return any(await reasons())
-
-        await deployment.until(is_explained)
-        assert await reasons() == [f"401 Unauthorized; the engine does not accept the key of {key}"]
-
-
 async def test_all_requests_to_a_pod_have_the_routers_key(deploy: Deploy, tmp_path: Path) -> None:
     """Probes, self-test, scrapes and requests; the engine refuses everything else. The client's own key is not used,
     also where it would be forwarded."""

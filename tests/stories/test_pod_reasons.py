@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_engine import running_engines
 from tests.kit.closed_port import closed_port
-from tests.proxy.test_upstream import ScriptedPod, answering
+from tests.kit.raw_pods import RawPod, answering
 from tests.redis_servers.server import tls_material
 from tests.stories.conftest import Deploy
 
@@ -43,7 +43,7 @@ async def serving(keyed: str, engine: str, folder: Path) -> AsyncIterator[Server
     async with AsyncExitStack() as stack:
 
         async def lists_no_models(context: ssl.SSLContext | None = None) -> str:
-            pod = ScriptedPod((answering(NO_MODELS),))
+            pod = RawPod((answering(NO_MODELS),))
             server = await stack.enter_async_context(await asyncio.start_server(pod, "127.0.0.1", 0, ssl=context))
             return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 

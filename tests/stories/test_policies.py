@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from structlog.testing import capture_logs
 
 from router.feeds import policy_feed
 from tests.kit.deadlines import DEADLINE_S
@@ -20,7 +18,6 @@ from tests.stories.conftest import Chat, Deploy, Deployment
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
-TURNS = "name: {name}\nabout: x\nmatch: {match}\npicker:\n  in_turn: {{}}\n"
 DEFAULT = "name: mine\nabout: x\nextends: cost_aware\ncosts:\n  eviction:\n    reuse: {reuse}\n"
 
 
@@ -84,40 +81,6 @@ async def test_an_edited_policy_applies_by_itself_and_no_request_fails(deploy: D
         asked = len(answers)
         await deployment.until(lambda: len(answers) > asked + 20)
         assert {answer.status_code for answer in answers} == {200}
-
-
-@pytest.mark.usefixtures("only_when_asked")
-async def test_a_reload_reports_its_effect_on_recent_decisions(deploy: Deploy, folder: Path) -> None:
-    """Under load: evaluated on recent decisions, in the response of the call and in the log."""
-    async with deploy(policy="mine", policies=folder) as deployment, under_load(deployment) as answers:
-        await deployment.until(lambda: len(answers) > 20)
-        (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null"))
-        with capture_logs() as lines:
-            reload = (await deployment.admin.post("/admin/policies/reload")).json()
-            await deployment.until(lambda: any(line["event"] == "policies reloaded" for line in lines))
-        found = re.fullmatch(r"(\d+) of (\d+) decisions would change", reload["review"])
-        assert found is not None and 0 < int(found[1]) <= int(found[2]) >= 20
-        assert reload["review"] in [line.get("review") for line in lines]
-        (folder / "mine.yaml").write_text(TURNS.format(name="mine", match="null").replace("about: x", "about: y"))
-        reload = (await deployment.admin.post("/admin/policies/reload")).json()
-        assert reload["changed"] and reload["review"].startswith("0 of "), "compared with the previous policies"
-        assert {answer.status_code for answer in answers} == {200}
-
-
-@pytest.mark.usefixtures("only_when_asked")
-async def test_a_filter_that_leaves_no_pod_is_ignored_unless_strict(deploy: Deploy, folder: Path) -> None:
-    """One pod of three remains; then no pod does, with a lenient and with a strict filter. The refusal is a 503 with
-    the filter's name."""
-    async with deploy(policy="mine", policies=folder, pods=3) as deployment:
-        only = deployment.engines[1].url.removeprefix("http://")
-        for said, status in ((f'{{only: "{only}"}}', 200), ("{only: nobody}", 200), ("{only: no, strict: true}", 503)):
-            (folder / "mine.yaml").write_text(default() + f"filters: {{pods: {said}}}\n")
-            assert (await deployment.admin.post("/admin/policies/reload")).json()["changed"]
-            answers = [await deployment.chat(chat(number)) for number in range(6)]
-            assert {answer.status_code for answer in answers} == {status}
-            if only in said:
-                assert {answer.headers["x-warmroute-pod"] for answer in answers} == {only}
-        assert "The filter `pods` of policy `mine` keeps no ready pod" in answers[-1].json()["error"]["message"]
 
 
 async def test_an_invalid_file_only_sets_a_metric_and_an_error_with_its_line(deploy: Deploy, folder: Path) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
-from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -78,35 +75,11 @@ async def test_an_openai_client_sees_its_limits_and_when_to_retry(
         assert 'warmroute_quota_refusals_total{limit="requests",tenant="acme"} 2.0' in text
 
 
-async def test_an_anthropic_client_sees_its_limits(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
-    """With the names and the error of that API."""
-    file = tenants("{requests_per_minute: 1, uncached_prompt_tokens_per_minute: 5000, output_tokens_per_minute: 1000}")
-    async with deploy(1, tenants=file) as deployment:
-        body: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-        served = await deployment.client.post("/v1/messages", json=body, headers=CLIENT)
-        found = limits_in(served, "anthropic-ratelimit-")
-        assert served.status_code == 200 and found["requests-limit"] == "1" and found["input-tokens-limit"] == "5000"
-        assert found["output-tokens-remaining"] == "996" and datetime.fromisoformat(found["requests-reset"]).tzinfo
-        refused = await deployment.client.post("/v1/messages", json=body, headers=CLIENT)
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
-        async with anthropic.AsyncAnthropic(base_url=deployment.url, api_key="key-acme", max_retries=0) as client:
-            with pytest.raises(anthropic.RateLimitError):
-                await client.messages.create(**body)
-
-
-async def test_cached_prompt_tokens_cost_nothing(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
-    """What a request really cost corrects what was expected: the second prompt is cached nearly completely."""
-    text = "A long document about stamps. " * 60
-    async with deploy(1, tenants=tenants("{uncached_prompt_tokens_per_minute: 2000}")) as deployment:
-        left = []
-        for _ in range(4):
-            assert (await chat(deployment.client, text)).status_code == 200
-            left.append(int(limits_in(await chat(deployment.client, "Hi", max_tokens=1))["remaining-tokens"]))
-        assert left[0] < 1700 and left[0] - left[-1] < 100
-        refused = await chat(deployment.client, "Another one about coins. " * 600)
-        error = refused.json()["error"]
-        assert (refused.status_code, error["type"]) == (429, "tokens") and "never" in error["message"]
-        assert refused.headers["x-should-retry"] == "false" and "retry-after" not in refused.headers
+async def test_an_unknown_id_of_a_response_counts_as_a_request(deploy: Deploy, tenants: Callable[[str], Path]) -> None:
+    """So its tenant cannot search for others."""
+    async with deploy(2, tenants=tenants("{requests_per_minute: 3}")) as deployment:
+        asked = [await deployment.client.get(f"/v1/responses/resp_{n}", headers=CLIENT) for n in range(5)]
+    assert [answer.status_code for answer in asked] == [404, 404, 404, 429, 429]
 
 
 @pytest.fixture

@@ -12,14 +12,10 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from loadtest.mock_engine.faults import Fault, FaultKind
-from router.config.schema import Limits
 from router.frontends.http import server
-from router.types import PodState
 from tests.kit.deadlines import DEADLINE_S
 from tests.stories.conftest import Deploy, Deployment
 from tests.stories.test_failures import SLOW
-from tests.stories.test_fault_matrix import message, nothing_stays_behind
 from tests.stories.test_first_light import opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
@@ -113,60 +109,3 @@ async def test_a_stream_longer_than_the_drain_ends_with_an_error(deploy: Deploy)
     }
     assert (ended["event"], ended["requests"], ended["cut"], ended["in_flight"]) == ("stopped", 2, 1, 0)
     assert 1 <= ended["drain_s"] <= ended["uptime_s"]
-
-
-async def test_a_drained_pod_completes_its_requests_and_gets_no_new_ones(deploy: Deploy) -> None:
-    """After undrain, it is tested and serves again."""
-    async with deploy(pods=2, engine=SLOW) as deployment:
-        streaming, answer = await begun(deployment, max_tokens=100)
-        pod = answer.headers["x-warmroute-pod"]
-        drained = await deployment.admin.post(f"/admin/pods/{pod}/drain")
-        assert (drained.json()["status"], drained.json()["pods"]) == ("draining", {pod: "draining"})
-        assert drained.json()["known_to"].startswith("this router alone, until it ends; index.redis")
-        others = [await deployment.chat(opening("tides"), max_tokens=1) for _ in range(3)]
-        assert pod not in {other.headers["x-warmroute-pod"] for other in others}
-        assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
-        await streaming.__aexit__(None, None, None)
-        assert (await deployment.admin.post(f"/admin/pods/{pod}/undrain")).json()["status"] == "joining"
-        await deployment.until(lambda: deployment.ready() == 2)
-        assert (await deployment.admin.post("/admin/pods/none/drain")).status_code == 404
-
-
-async def test_a_client_that_never_reads_is_disconnected(deploy: Deploy) -> None:
-    """The pod is blocked first, so that little is buffered; the request counts as a client disconnect."""
-    answer_bytes = 50_000_000
-    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {answer_bytes}\r\n\r\n"
-    async with deploy(pods=1, limits=Limits(write_timeout_s=0.2)) as deployment:
-        deployment.engines[0].inject(Fault(kind=FaultKind.RAW, raw=head + "x" * answer_bytes, then="hang"))
-        host, port = deployment.url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        body = json.dumps({"model": "demo", "messages": opening("deserts"), "stream": True}).encode()
-        writer.write(message(body))
-        await deployment.until(lambda: bool(deployment.program.pods.state.ledger.inflight()))
-        await nothing_stays_behind(deployment)
-        assert 'result="client_gone"} 1.0' in deployment.program.metrics.render().decode()
-        assert not deployment.program.pods.state.breaker._failed
-        writer.transport.abort()
-
-
-@pytest.mark.parametrize("phase", ["inside its body", "in mid-stream"])
-async def test_a_client_can_disconnect_in_any_phase(deploy: Deploy, phase: str) -> None:
-    """Counted once as a disconnect; the pod stops, no failure is recorded, and no lease remains. Every callback of the
-    event loop: `tests/proxy/test_cancellation.py`."""
-    async with deploy(pods=2, engine=SLOW) as deployment:
-        body = json.dumps({"model": "demo", "messages": opening("winds"), "max_tokens": 5000, "stream": True}).encode()
-        host, port = deployment.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(message(body)[:-1] if phase == "inside its body" else message(body))
-        if phase == "inside its body":
-            await deployment.until(lambda: bool(deployment.server and deployment.server.server_state.connections))
-        else:
-            await reader.readuntil(b"data: ")
-        writer.transport.abort()
-        left = 'result="client_gone"} 1.0'
-        await deployment.until(lambda: left in deployment.program.metrics.render().decode())
-        await deployment.until(lambda: not any(engine.load.running for engine in deployment.engines))
-        await nothing_stays_behind(deployment)
-        assert all(status.state is PodState.READY for status in deployment.program.fleet.snapshot.pods)
-        assert not deployment.program.pods.state.breaker._failed

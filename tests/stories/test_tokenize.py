@@ -60,11 +60,3 @@ async def test_unproven_tokens_come_from_a_pod(deploy: Deploy) -> None:
         passed, _ = await _both(deployment, {"messages": MESSAGES})
         assert passed.headers["x-warmroute-pod"]
         assert passed.json()["tokens"]
-
-
-async def test_detokenize_is_passed_through(deploy: Deploy) -> None:
-    """What tokens decode to is not part of a pod's self-test."""
-    async with deploy(pods=1) as deployment:
-        passed = await deployment.client.post("/detokenize", json={"model": "demo", "tokens": [1]})
-        assert passed.json() == {"prompt": "<｜end▁of▁sentence｜>"}
-        assert passed.headers["x-warmroute-pod"]

@@ -58,23 +58,6 @@ async def test_a_client_finds_its_request_by_the_trace(
     assert {"workload", "prompt_tokens", "output_tokens"} <= line.keys()
 
 
-async def test_latencies_in_metrics_name_recorded_traces(deploy: Deploy, collector: Collector) -> None:
-    """For a scraper that asks for OpenMetrics. Traces that are not recorded lead nowhere."""
-    tracing = TracingConfig(enabled=True, endpoint=collector.url, sample_share=0.0)
-    async with deploy(pods=1, tracing=tracing) as deployment:
-        scraped = []
-        for headers in ({}, PARENT):
-            body = {"model": "demo", "messages": opening("lakes"), "max_tokens": 2}
-            await deployment.client.post("/v1/chat/completions", json=body, headers=headers)
-            accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-            scraped.append(await deployment.admin.get("/metrics", headers=accept))
-    without, found = scraped
-    assert "trace_id" not in without.text
-    assert found.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    [line] = [line for line in found.text.splitlines() if "trace_id" in line]
-    assert line.startswith("warmroute_request_duration_seconds_bucket{") and f'# {{trace_id="{TRACE}"}} ' in line
-
-
 async def test_a_trace_that_begins_at_the_router_is_in_the_request_id(deploy: Deploy, collector: Collector) -> None:
     """A client that sends its own id keeps it; also errors name the trace."""
     tracing = TracingConfig(enabled=True, endpoint=collector.url, sample_share=1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from hashlib import sha256
@@ -159,13 +158,3 @@ async def test_a_stream_that_its_client_leaves_is_counted_until_then(
     ours = totals(found)
     assert (ours["prompt"], ours["cached"]) == (engines["prompt"], engines["cached"])
     assert engines["output"] - 6 * 20 <= ours["output"] <= engines["output"]
-
-
-async def test_without_tenants_the_file_is_written_too(deploy: Deploy, tmp_path: Path) -> None:
-    file = tmp_path / "usage.jsonl"
-    async with deploy(1, usage=file) as deployment:
-        answers = await asyncio.gather(*(deployment.chat([{"role": "user", "content": TEXT}]) for _ in range(5)))
-    found = lines(file)
-    assert sorted(one.request_id for one in found) == sorted(answer.headers["x-request-id"] for answer in answers)
-    assert sum(one.output_tokens for one in found) == 40
-    assert TEXT[:20] not in file.read_text() and file.stat().st_mode & 0o077 == 0

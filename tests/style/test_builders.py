@@ -1,4 +1,4 @@
-"""Tests get their pods and scenes from the builders in `tests/kit/scenes.py`."""
+"""Tests get their pods, scenes and requests from the builders in `tests/kit/scenes.py`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 BUILDERS = TESTS / "kit/scenes.py"
-BUILT = {"Pod", "Scene"}
+BUILT = {"Pod", "Scene", "InferenceRequest"}
 
 
 def built(source: str) -> Iterator[int]:
-    """Lines that construct a pod or a scene of the router, under any name."""
+    """Lines that construct a pod, scene or request of the router, under any name."""
     nodes = list(ast.walk(ast.parse(source)))
     imports = (node for node in nodes if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("router."))
     names = {one.asname or one.name for node in imports for one in node.names if one.name in BUILT}
@@ -22,9 +22,10 @@ def built(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_pods_and_scenes_are_constructed_by_the_builders_alone() -> None:
+def test_pods_scenes_and_requests_are_constructed_by_the_builders_alone() -> None:
+    named = re.compile(rf"import[^#]*\b({'|'.join(BUILT)})\b")
     sources = {path: path.read_text() for path in TESTS.rglob("*.py") if path != BUILDERS}
-    candidates = {path: text for path, text in sources.items() if re.search(r"import[^#]*\b(Pod|Scene)\b", text)}
+    candidates = {path: text for path, text in sources.items() if named.search(text)}
     assert not [f"{path}:{line}" for path, text in candidates.items() for line in built(text)]
 
 

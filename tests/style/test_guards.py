@@ -38,6 +38,7 @@ EXCEPTIONS = {
     "engines/handoff/dialect.py:split_refusal": _CLIENT,
     "engines/handoff/dialect.py:_small": "at most 64 bytes",
     "engines/handoff/vllm_connectors.py:takes_prompt_tokens": "a version of at most 1,024 characters",
+    "feeds/answers_test.py:_continued": "a body of the router's own",
     "feeds/self_test.py:ContinuationTest._answer": "a body of the router's own",
     "feeds/signing_keys.py:SigningKeyFeed._fetched_keys": "an identity provider of the configuration",
     "frontends/http/openai_edge.py:wants_stream": _CLIENT,

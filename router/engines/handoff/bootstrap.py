@@ -18,6 +18,7 @@ class Bootstrap(Dialect):
 
     order = Order.TOGETHER
     serves_alone = False
+    answers_setting = "--disaggregation-decode-enable-offload-kvcache, with a HiCache storage that prefill pods share"
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         return self._in_room(body, pair)

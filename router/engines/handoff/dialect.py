@@ -58,6 +58,11 @@ class Dialect:
     hold_s: float = 3600.0
     """How long after the prefill response the decode request may be sent: well under the engine's own lease."""
 
+    answers_setting: str = (
+        "a store or tier that holds answers, such as MooncakeStoreConnector with save_decode_cache: true"
+    )
+    """What lets the next turn's prefill pod find the answer of a decode pod: docs/disaggregation.md."""
+
     serves_alone: bool = True
     """Whether a prefill-only or decode-only pod serves a request that is not split."""
 

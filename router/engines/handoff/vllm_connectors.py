@@ -128,6 +128,7 @@ class P2p(Dialect):
     are sent at once, and pulls of blocks that a peer already holds. Rank r of a pod listens at its port + r."""
 
     order = Order.TOGETHER
+    answers_setting = "offload_prompt_only: false on it, and pulls: p2p on both pods in router.yaml"
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         params: dict[str, Any] = {"remote_decoder": {"kv_request_id": _kv_request_id(pair)}}
@@ -152,6 +153,8 @@ class P2p(Dialect):
 class SharedStore(Dialect):
     """Pods with a common KV store (MooncakeStoreConnector, LMCacheMPConnector, a shared file system, 3FS): the prefill
     pod saves, the decode pod looks up, and what was not saved in time is computed again."""
+
+    answers_setting = "save_decode_cache: true on it (MooncakeStoreConnector, LMCache)"
 
     def prefill_body(self, endpoint: Endpoint, body: bytes, pair: Pair) -> bytes:
         return one_token_body(endpoint, body)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.config.watched_file import WatchedFile
+from router.feeds.answers_test import missing_answers
 from router.feeds.discovery.membership import SourceStatus
 from router.feeds.kv_zmq import KvStreams
 from router.feeds.policy_feed import PolicyFeed
@@ -23,6 +24,8 @@ from router.policy.calibrator import Calibrator
 from router.policy.catalog import PICKERS
 from router.stores.prefix_store import LocalStore
 from router.types import Matching, Pod, PodId, PodState, PodStatus
+
+_OF_SPLITS = ("computed", "again")
 
 
 def kv_events_state(pod_id: PodId, store: LocalStore, kv_streams: KvStreams) -> str:
@@ -43,6 +46,7 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
     attempts: dict[PodId, float] = defaultdict(float)
     for (pod_id, _), count in metrics.sent.items():
         attempts[pod_id] += count.value
+    splits = {labels: count.value for labels, count in metrics[of_requests.SPLIT_TOKENS].items()}
     ttfts = {pod_id: (sum(one.counts), one.total) for (pod_id,), one in metrics.pod_ttft_s.items()}
     for status in statuses:
         pod, load = status.pod, status.load
@@ -67,6 +71,10 @@ def pod_rows(gauges: MetricsPage, kv_streams: KvStreams, statuses: Sequence[PodS
             "misreads": sorted(pod.misreads),
             "continues": sorted(pod.continues),
             "lacks": sorted(pod.lacks),
+            "keeps_answers": pod.keeps_answers,
+            "answers": missing_answers(
+                pod, *(splits.get((pod.base_model, pod.handoff, one), 0.0) for one in _OF_SPLITS)
+            ),
             "kv_events": kv_events_state(pod.id, store, kv_streams),
             "hits": store.cache_of(pod.id).hits,
             "models": pod.models,

@@ -103,6 +103,11 @@ CAPTURED_TOKENS = counter(
     "Prompt tokens predicted to be in the cache of the chosen pod.",
     "model class policy tier",
 )
+SPLIT_TOKENS = counter(
+    "warmroute_split_prompt_tokens",
+    "Prompt tokens of splits that their prefill pods computed, and those of them that a decode pod held: `again`.",
+    "model dialect tokens",
+)
 DELIVERED_TOKENS = counter(
     "warmroute_cached_tokens_delivered", "Cached prompt tokens as reported by engines.", "model class policy"
 )

@@ -18,11 +18,13 @@ from router.policy.term import (
     kv_inputs,
     link_inputs,
     prompt_inputs,
+    read_ms,
+    tier_reads,
     tokens_to_encode,
     transfer_inputs,
     work_ahead_inputs,
 )
-from router.types import Link, Role
+from router.types import Role
 
 
 class QueueTerm(CostTerm):
@@ -112,33 +114,18 @@ class TierReadTerm(CostTerm):
     delays: ClassVar[bool] = True
 
     def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
-        return [0.0 if at.held_tokens[0] == at.own_tokens else _reads_ms(at) for at in placements]
+        return [
+            0.0
+            if at.held_tokens[0] == at.own_tokens
+            else read_ms(at.request.links, at.held_tokens, at.pod.kv_bytes_per_token)
+            for at in placements
+        ]
 
     def inputs(self, at: Placement) -> Iterator[Input]:
-        for name, link, tokens in _reads(at):
+        for name, link, tokens in tier_reads(at.request.links, at.held_tokens):
             yield Input("kv_bytes_per_token", "bytes", at.pod.kv_bytes_per_token)
             yield Input(f"{name} tokens", "tokens", tokens)
             yield from link_inputs(name, link)
-
-
-def _reads_ms(at: Placement) -> float:
-    ms = 0.0
-    for _, link, tokens in _reads(at):
-        ms += link.transfer_ms(tokens * at.pod.kv_bytes_per_token)
-    return ms
-
-
-def _reads(at: Placement) -> Iterator[tuple[str, Link, int]]:
-    """Name, link and held tokens of every tier that is read."""
-    links, (_, cpu_tokens, disk_tokens, remote_tokens) = at.request.links, at.held_tokens
-    tiers = (
-        ("cpu tier", links.cpu, cpu_tokens),
-        ("disk tier", links.disk, disk_tokens),
-        ("remote tier", links.remote, remote_tokens),
-    )
-    for name, link, tokens in tiers:
-        if link and tokens:
-            yield name, link, tokens
 
 
 class TransferTerm(CostTerm):
@@ -174,10 +161,10 @@ class HandoffTerm(CostTerm):
         T_x = handoff t0 + kv_bytes_per_token * handoff tokens / handoff B * (1 + handoff concurrent)
         handoff = T_x - min(T_x - handoff t0, T_prefill) * (layers - 1) / layers
 
-    `handoff tokens` are those that the decode pod does not hold, `handoff concurrent` the other transfers of the
-    prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV of a layer is sent while the next layers are
-    computed, which hides all but one layer's share. A policy without this term plans no splits. Source:
-    docs/cost-model.md#layer-by-layer.
+    `handoff tokens` are those that the decode pod does not hold itself (what it finds in a store is transferred, too),
+    `handoff concurrent` the other transfers of the prefill pod, `T_prefill` its prefill. With `layers` above 1 the KV
+    of a layer is sent while the next layers are computed, which hides all but one layer's share. A policy without this
+    term plans no splits. Source: docs/cost-model.md#layer-by-layer.
     """
 
     side: ClassVar[Side] = Side.DECODE
@@ -240,6 +227,43 @@ class KvWaitTerm(CostTerm):
             return 0.0
         step_ms = at.pod.speed.step_ms(max(at.standing.decoding_requests, 1), used_tokens)
         return self.weight * short_tokens / max(used_tokens, 1.0) * request.output_tokens * step_ms
+
+
+class HeldKvTerm(CostTerm):
+    """How long until a prefill pod has space, if it holds KV that no decode pod has read?
+
+    It holds the KV of each handoff until a decode pod has read it, or until a lease ends. Where that KV fills the pod,
+    a new prompt waits, although the pod computes nothing:
+
+        held = KV in use * KV capacity
+        short = held + n - KV capacity                      0 if all fits
+        held_kv = weight * short / held * 1000 * lease_s    0 on pods that decode: `kv_wait`
+
+    Leases end one by one: a share of the KV is free after that share of the lease. 0 if the capacity is unknown.
+    Source: docs/cost-model.md#kv-that-waits-for-decode-pods.
+    """
+
+    side: ClassVar[Side] = Side.PREFILL
+    delays: ClassVar[bool] = True
+    weight: NonNegativeFloat = 1.0
+    lease_s: NonNegativeFloat = 30.0
+    """How long the engine holds KV that nobody reads: 30 for Nixl and p2p, 60 for TensorRT-LLM, 480 for Mooncake."""
+
+    def costs_ms(self, placements: Sequence[Placement]) -> list[float]:
+        return [self._waiting_ms(at, at.pod.capacity_tokens or 0) for at in placements]
+
+    def inputs(self, at: Placement) -> Iterator[Input]:
+        if at.pod.role is Role.PREFILL and at.pod.capacity_tokens:
+            yield Input("n", "prompt tokens", at.request.prompt_tokens)
+            yield Input("KV capacity", "tokens", at.pod.capacity_tokens)
+            yield Input("KV in use", "share", at.load.kv_usage)
+
+    def _waiting_ms(self, at: Placement, capacity_tokens: int) -> float:
+        held_tokens = at.load.kv_usage * capacity_tokens
+        short_tokens = held_tokens + at.request.prompt_tokens - capacity_tokens
+        if at.pod.role is not Role.PREFILL or short_tokens <= 0 or not held_tokens:
+            return 0.0
+        return self.weight * short_tokens / held_tokens * 1000 * self.lease_s
 
 
 def _context_waiting(at: Placement) -> float:

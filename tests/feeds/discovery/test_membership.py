@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from structlog.testing import capture_logs
 
 from router.config.pod_schema import KvEvents, PodAuth, PodConfig
 from router.engines.adapter import KvEventSource
 from router.errors import ConfigError
-from router.feeds.discovery.membership import ConfiguredPods, ListedPod, Membership, PodSource, configured_pods
+from router.feeds.discovery.membership import ADMIN, ConfiguredPods, ListedPod, Membership, PodSource, configured_pods
 from router.feeds.supervise import STEP
 from router.fleet.drains import Drain
 from router.fleet.fleet import Fleet, PodEvent
@@ -158,25 +160,6 @@ def test_admin_calls_win_over_sources() -> None:
     assert ids(fleet) == ["a", "b", "c"]
 
 
-def test_a_removed_pod_returns_after_its_source_did_not_list_it() -> None:
-    """The URL may belong to another pod by then."""
-    fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", listed(configs("a")))
-    assert members.remove("a")
-    members.replace("0", listed([]))
-    members.replace("0", listed(configs("a")))
-    assert ids(fleet) == ["a"]
-
-
-def test_removal_covers_all_ranks_of_a_url() -> None:
-    """They are one process."""
-    fleet, members = membership()
-    members.add(PodConfig(url="http://a", dp_size=2))
-    assert ids(fleet) == ["a#0", "a#1"]
-    assert members.remove("a#1")
-    assert ids(fleet) == []
-
-
 def test_a_pod_gets_the_prior_of_the_model_that_it_reports() -> None:
     """Before that, the default prior."""
     fleet, members = membership()
@@ -227,76 +210,10 @@ def state(fleet: Fleet, pod_id: str = "a") -> PodState | None:
     return status.state if status else None
 
 
-def test_a_new_uid_at_the_same_url_is_a_new_epoch() -> None:
-    """The old process is gone, with its cache."""
-    fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", listed(configs("a"), uid="1"))
-    fleet.event("a", PodEvent.PROBE_OK, 1.0)
-    epoch = fleet.snapshot.pods[0].pod.epoch
-    members.replace("0", listed(configs("a"), uid="1"))
-    assert (state(fleet), fleet.snapshot.pods[0].pod.epoch) == (PodState.READY, epoch)
-    members.replace("0", listed(configs("a"), uid="2"))
-    assert state(fleet) is PodState.JOINING
-    assert fleet.snapshot.pods[0].pod.epoch > epoch
-
-
-def test_a_pod_that_its_source_drains_keeps_its_epoch_and_joins_again_afterwards() -> None:
-    """Its index entries belong to the epoch."""
-    fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", listed(configs("a")))
-    fleet.event("a", PodEvent.PROBE_OK, 1.0)
-    epoch = fleet.snapshot.pods[0].pod.epoch
-    members.replace("0", listed(configs("a"), drain_reason="not ready"))
-    assert (state(fleet), fleet.state_reason("a")) == (PodState.DRAINING, "not ready")
-    fleet.event("a", PodEvent.PROBE_OK, 2.0)
-    assert state(fleet) is PodState.DRAINING
-    members.replace("0", listed(configs("a")))
-    assert (state(fleet), fleet.snapshot.pods[0].pod.epoch) == (PodState.JOINING, epoch)
-
-
 async def drain(members: Membership, selector: str, change: Drain | None) -> None:
     """As an admin call does."""
     members.drains.change(selector, change)
     await members.follow_drains()
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("first_by_admin", [True, False])
-async def test_a_pod_is_drained_while_its_source_or_an_admin_call_drains_it(first_by_admin: bool) -> None:
-    """In any order."""
-    fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", listed(configs("a")))
-    if first_by_admin:
-        await drain(members, "pod=a", DRAIN)
-    members.replace("0", listed(configs("a"), drain_reason="not ready"))
-    await drain(members, "pod=a", DRAIN)
-    if first_by_admin:
-        members.replace("0", listed(configs("a")))
-        assert state(fleet) is PodState.DRAINING
-        await drain(members, "pod=a", None)
-        assert state(fleet) is PodState.JOINING
-    else:
-        await drain(members, "pod=a", None)
-        assert (state(fleet), fleet.state_reason("a")) == (PodState.DRAINING, "not ready")
-        members.replace("0", listed(configs("a")))
-        assert state(fleet) is PodState.JOINING
-
-
-@pytest.mark.anyio
-async def test_a_pod_that_returns_is_not_drained_for_its_predecessor() -> None:
-    """Both kinds of drain end with the process."""
-    fleet, members = membership(ConfiguredPods(()))
-    members.replace("0", listed(configs("a"), uid="1", drain_reason="terminating"))
-    await drain(members, "pod=a", DRAIN)
-    members.replace("0", listed(configs("a"), uid="2"))
-    assert state(fleet) is PodState.JOINING
-
-
-def test_a_pod_that_an_admin_call_removes_here_stays_drained_for_other_routers() -> None:
-    _, members = membership(ConfiguredPods(()))
-    members.replace("0", listed(configs("a")))
-    members.drains.change("pod=a", DRAIN)
-    assert members.remove("a") and members.drains.unshared == {"pod=a": DRAIN}
 
 
 @pytest.mark.anyio
@@ -347,66 +264,167 @@ async def test_a_mistake_in_a_pod_is_logged_once_while_it_lasts() -> None:
     assert [(line["event"], line["url"]) for line in logs] == [("pod rejected", "http://x")] * 2
 
 
-# --- what pods report about themselves ---
-
-
-def reported(config: PodConfig, engine: str, dp_size: int, uid: str = "u") -> tuple[Membership, Fleet, bool]:
-    """A pod that was found and has answered its first probe."""
-    fleet = Fleet()
-    members = Membership(fleet, lambda *_: (SPEED, 0), {"source": ConfiguredPods([])})
-    members.replace("source", [ListedPod(config, uid)])
-    return members, fleet, members.report(fleet.snapshot.pods[0].pod, engine, dp_size)
-
-
-@pytest.mark.parametrize(
-    ("definition", "engine", "dp_size", "expected"),
-    [
-        ({}, "sglang", 1, [("p", "sglang")]),
-        ({}, "", 2, [("p#0", "vllm"), ("p#1", "vllm")]),
-        ({}, "sglang", 2, [("p#0", "sglang"), ("p#1", "sglang")]),
-        ({"engine": "vllm"}, "sglang", 1, [("p", "vllm")]),
-        ({"dp_size": 1}, "vllm", 2, [("p", "vllm")]),
-        ({}, "vllm", 1, [("p", "vllm")]),
-    ],
-)
-def test_engine_and_ranks_are_what_the_pod_reports_where_its_definition_is_silent(
-    definition: dict[str, Any], engine: str, dp_size: int, expected: list[tuple[str, str]]
-) -> None:
-    """A pod that is another because of that joins anew."""
-    _, fleet, is_another = reported(PodConfig(url="http://p:1", id="p", **definition), engine, dp_size)
-    assert [(status.pod.id, status.pod.engine) for status in fleet.snapshot.pods] == expected
-    assert is_another is (expected != [("p", "vllm")])
-    assert {status.state for status in fleet.snapshot.pods} == {PodState.JOINING}
-
-
-def test_reported_facts_last_as_long_as_the_process() -> None:
-    """The next set of the source changes nothing, another uid is asked again."""
-    config = PodConfig(url="http://p:1", id="p")
-    members, fleet, _ = reported(config, "sglang", 2)
-    epochs = [status.pod.epoch for status in fleet.snapshot.pods]
-    members.replace("source", [ListedPod(config, "u")])
-    first = fleet.snapshot.pods[0].pod
-    assert members.report(first, "sglang", 2) is False
-    assert [status.pod.epoch for status in fleet.snapshot.pods] == epochs
-    members.replace("source", [ListedPod(config, "another")])
-    assert [(status.pod.id, status.pod.engine) for status in fleet.snapshot.pods] == [("p", "vllm")]
-
-
 def test_a_default_handoff_follows_the_reported_engine() -> None:
     """One that the definition names stays."""
     for handoff, expected in (("nixl", "bootstrap"), ("mooncake", "mooncake")):
-        config = PodConfig(url="http://p:1", id="p", role=Role.PREFILL, handoff=handoff)
-        _, fleet, _ = reported(config, "sglang", 1)
+        fleet, members = membership(ConfiguredPods(()))
+        members.replace("0", listed([PodConfig(url="http://p:1", id="p", role=Role.PREFILL, handoff=handoff)]))
+        assert members.report(members.pods[0], "sglang", 1)
         assert fleet.snapshot.pods[0].pod.handoff == expected
 
 
-def test_reported_ranks_whose_ids_are_taken_are_not_used() -> None:
-    """The pod stays as it was."""
-    fleet = Fleet()
-    members = Membership(fleet, lambda *_: (SPEED, 0), {"source": ConfiguredPods([])})
-    pods = [PodConfig(url="http://p:1", id="p"), PodConfig(url="http://q:1", id="p#1")]
-    members.replace("source", [ListedPod(pod) for pod in pods])
-    with capture_logs() as logs:
-        assert members.report(fleet.snapshot.pods[0].pod, "vllm", 2) is False
-    assert [status.pod.id for status in fleet.snapshot.pods] == ["p", "p#1"]
-    assert "duplicate id p#1" in logs[0]["error"]
+# --- any history ---
+
+HOSTS = st.sampled_from("abc")
+WRITTEN = st.fixed_dictionaries(
+    {"url": HOSTS.map("http://{}".format), "zone": st.sampled_from(["", "z"])},
+    optional={
+        "id": st.sampled_from(["a", "twin"]),
+        "dp_size": st.sampled_from([1, 2]),
+        "rack": st.just("r12"),
+        "engine": st.sampled_from(["vllm", "sglang"]),
+        "hardware": st.just("wrong"),
+    },
+).map(PodConfig.model_validate)
+LISTED = st.builds(ListedPod, WRITTEN, st.sampled_from(["", "1", "2"]), st.sampled_from(["", "", "not ready"]))
+SETS = st.lists(LISTED, max_size=3, unique_by=lambda pod: pod.config.url)
+SOURCES = ("file", "cluster")
+IDS = st.sampled_from(["a", "b", "c", "twin", "a#1", "twin#0"])
+
+
+class AnyMembers(RuleBasedStateMachine):
+    """Sets of two sources, admin calls, reports of pods and drains, in any order. What should be follows from all that
+    was said: the last set of each source, what admin calls added and removed, and the drains in force."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = Fleet()
+        self.members = Membership(self.fleet, prior, {name: ConfiguredPods(()) for name in SOURCES})
+        self.said: dict[str, list[ListedPod]] = {name: [] for name in (*SOURCES, ADMIN)}
+        self.removed: set[str] = set()
+        self.reported: dict[str, tuple[str, str, int]] = {}
+        self.drains: set[str] = set()
+        self.expected: dict[str, tuple[ListedPod, PodState]] = {}
+        self.epochs: dict[str, int] = {}
+        self.gone: set[int] = set()
+        """Epochs of pods that are gone."""
+
+    def listed(self, said: Mapping[str, list[ListedPod]], removed: set[str]) -> list[ListedPod]:
+        """The pods that exist then: by URL, the one that was said by the last source, with what it reported itself."""
+        by_url = {pod.config.url: pod for pods in said.values() for pod in pods if pod.config.url not in removed}
+        return [self.with_reports(pod) for pod in by_url.values()]
+
+    def with_reports(self, pod: ListedPod) -> ListedPod:
+        uid, engine, dp_size = self.reported.get(pod.config.url, (None, "", 1))
+        if uid != pod.uid:
+            return pod
+        facts = {"engine": engine, "dp_size": dp_size}
+        written = pod.config.model_fields_set
+        own = {name: value for name, value in facts.items() if name not in written}
+        return replace(pod, config=pod.config.model_copy(update=own))
+
+    def apply(self, said: dict[str, list[ListedPod]], removed: set[str], call: Callable[[], object]) -> None:
+        """The call makes this set the current one, or raises and changes nothing."""
+        pods = self.listed(said, removed)
+        if is_wrong(pods):
+            with pytest.raises(ConfigError):
+                call()
+            return
+        call()
+        known = {pod.config.url for pods in said.values() for pod in pods}
+        self.said, self.removed = said, removed & known
+        self.reported = {url: facts for url, facts in self.reported.items() if url in known}
+        new = {pod_id: pod for pod in pods for pod_id in pod.config.ids}
+        for pod_id, (old, _) in list(self.expected.items()):
+            if pod_id not in new or not same_process(old, new[pod_id]):
+                del self.expected[pod_id]
+                self.gone.add(self.epochs.pop(pod_id))
+                if old.config.url not in self.removed:
+                    self.drains.discard(f"pod={pod_id}")
+        for pod_id, pod in new.items():
+            _, state = self.expected.get(pod_id, (pod, PodState.JOINING))
+            self.expected[pod_id] = pod, state
+        self.follow_drains()
+
+    def follow_drains(self) -> None:
+        for pod_id, (pod, was) in self.expected.items():
+            is_drained = pod.drain_reason or self.drains & {f"pod={pod_id}", f"rack={pod.config.rack}"}
+            undrained = PodState.JOINING if was is PodState.DRAINING else was
+            self.expected[pod_id] = pod, PodState.DRAINING if is_drained else undrained
+
+    @rule(source=st.sampled_from(SOURCES), pods=SETS)
+    def a_source_has_another_set(self, source: str, pods: list[ListedPod]) -> None:
+        self.apply({**self.said, source: pods}, self.removed, lambda: self.members.replace(source, pods))
+
+    @rule(config=WRITTEN)
+    def an_admin_call_adds(self, config: PodConfig) -> None:
+        others = [pod for pod in self.said[ADMIN] if pod.config.url != config.url]
+        said = {**self.said, ADMIN: [*others, ListedPod(config)]}
+        self.apply(said, self.removed - {config.url}, lambda: self.members.add(config))
+
+    @rule(pod_id=IDS)
+    def an_admin_call_removes(self, pod_id: str) -> None:
+        """The pod and all ranks of its URL: they are one process."""
+        if pod_id not in self.expected:
+            assert not self.members.remove(pod_id)
+            return
+        url = self.expected[pod_id][0].config.url
+        said = {**self.said, ADMIN: [pod for pod in self.said[ADMIN] if pod.config.url != url]}
+        self.apply(said, self.removed | {url}, lambda: self.members.remove(pod_id))
+
+    @rule(pod_id=IDS, engine=st.sampled_from(["", "sglang"]), dp_size=st.sampled_from([1, 2]))
+    def a_pod_reports_its_engine_and_ranks(self, pod_id: str, engine: str, dp_size: int) -> None:
+        """Used where the definition is silent, unless two pods would have one id."""
+        if (status := self.fleet.status(pod_id)) is None:
+            return
+        known, pod = self.reported, self.expected[pod_id][0]
+        self.reported = {**known, pod.config.url: (pod.uid, engine or pod.config.engine, dp_size)}
+        if is_wrong(self.listed(self.said, self.removed)):
+            self.reported = known
+        answer = list[bool]()
+        with capture_logs():
+            self.apply(self.said, self.removed, lambda: answer.append(self.members.report(status.pod, engine, dp_size)))
+        assert answer == [pod_id not in self.expected or not same_process(pod, self.expected[pod_id][0])]
+
+    @rule(selector=st.one_of(IDS.map("pod={}".format), st.just("rack=r12")), begins=st.booleans())
+    def operators_drain_or_end_it(self, selector: str, begins: bool) -> None:
+        (self.drains.add if begins else self.drains.discard)(selector)
+        self.members.drains.change(selector, DRAIN if begins else None)
+        asyncio.run(self.members.follow_drains())
+        self.follow_drains()
+
+    @rule(pod_id=IDS)
+    def a_probe_succeeds(self, pod_id: str) -> None:
+        self.fleet.event(pod_id, PodEvent.PROBE_OK)
+        if (known := self.expected.get(pod_id)) and known[1] is PodState.JOINING:
+            self.expected[pod_id] = known[0], PodState.READY
+
+    @rule(pod_id=IDS)
+    def another_feed_undrains(self, pod_id: str) -> None:
+        """A drained pod stays drained."""
+        self.fleet.event(pod_id, PodEvent.UNDRAIN)
+
+    @invariant()
+    def the_fleet_has_these_pods_in_these_states(self) -> None:
+        statuses = {status.pod.id: status for status in self.fleet.snapshot.pods}
+        assert statuses.keys() == self.expected.keys()
+        for pod_id, (listed, state) in self.expected.items():
+            pod, config = statuses[pod_id].pod, listed.config
+            assert (statuses[pod_id].state, pod.url, pod.uid) == (state, config.url, listed.uid)
+            assert (pod.engine, pod.zone, pod.rack) == (config.engine, config.zone, config.rack)
+            assert pod.dp_rank == (config.ids.index(pod_id) if config.dp_size > 1 else None)
+            assert self.epochs.setdefault(pod_id, pod.epoch) == pod.epoch and pod.epoch not in self.gone
+        assert set(self.members.drains.current) == self.drains
+
+
+def same_process(one: ListedPod, other: ListedPod) -> bool:
+    return (one.config.url, one.uid, one.config.engine) == (other.config.url, other.uid, other.config.engine)
+
+
+def is_wrong(pods: list[ListedPod]) -> bool:
+    """Whether two pods have one id, or one has no prior."""
+    ids = [pod_id for pod in pods for pod_id in pod.config.ids]
+    return len(set(ids)) < len(ids) or any(pod.config.hardware == "wrong" for pod in pods)
+
+
+TestAnyMembers = AnyMembers.TestCase

@@ -14,11 +14,13 @@ from loadtest.simulator.traffic import (
     IdealCache,
     Session,
     TraceRequest,
+    TrafficRequest,
     hashed_request,
     mooncake_traffic,
     read_mooncake,
     read_receipts,
     receipts_traffic,
+    with_answers,
 )
 from router.errors import ConfigError
 from router.hashing import token_array
@@ -200,3 +202,21 @@ def test_equal_blocks_behind_different_prefixes_are_different() -> None:
     cache = IdealCache(BLOCK)
     serve(cache, [1, 1, 1, 1, 5, 5, 5, 5, 0], [0])
     assert serve(cache, [2, 2, 2, 2, 5, 5, 5, 5, 0], [0]) == 0
+
+
+def test_answers_that_the_next_prompt_repeats_have_its_blocks() -> None:
+    """Blocks of 16 tokens. The second prompt repeats 40 + 30 tokens, the third is too short to repeat an answer, and a
+    prompt that an earlier one has shared awaits none."""
+    first = TrafficRequest(40, 30, [1, 2, 30], 3)
+    second = TrafficRequest(80, 8, [1, 2, 3, 4, 5], 5)
+    short = TrafficRequest(84, 9, [1, 2, 3, 4, 5, 60], 6)
+    shared = TrafficRequest(33, 40, [1, 2, 70], 3)
+    other = TrafficRequest(100, 1, [1, 2, 6, 7, 8, 9, 80], 7)
+    found = with_answers([first, second, short, shared, other], 16)
+    assert [(list(one.blocks), one.prompt_blocks) for one in found] == [
+        ([1, 2, 3, 4], 2),
+        ([1, 2, 3, 4, 5], 5),
+        ([1, 2, 3, 4, 5], 5),
+        ([1, 2], 2),
+        ([1, 2, 6, 7, 8, 9], 6),
+    ]

@@ -15,13 +15,13 @@ from loadtest.simulator.compare import Setting, summarize
 from loadtest.simulator.generate import Kind, TrafficMix
 from loadtest.simulator.outcome import RequestOutcome, Run, figures
 from loadtest.simulator.router_view import Knowledge, RouterSettings
-from loadtest.simulator.scenario import Conditions, SimulatedFleet
+from loadtest.simulator.scenario import Conditions, SimulatedFleet, StoreSpec
 from loadtest.simulator.traffic import Session, Traffic
 from loadtest.simulator.world import World
 from router.admission.tenant import Slo, Tenant
 from router.errors import ConfigError
 from router.policy.spec import Policy
-from router.types import AttentionKind, LayerType, Link
+from router.types import AttentionKind, LayerType, Link, Links
 from tests.kit.scenes import policy
 from tests.kit.worlds import (
     BLOCK,
@@ -427,6 +427,30 @@ def test_a_cpu_tier_keeps_what_the_gpu_evicted(policies: dict[str, Policy]) -> N
     assert without.ttft_ms == pytest.approx(SPEED.prefill_ms(1601))
     loaded_ms = 1600 * KV_BYTES / fleet(1).pods[0].pcie_bytes_per_ms
     assert tier.ttft_ms == pytest.approx(loaded_ms + SPEED.prefill_ms(1601, 1600))
+
+
+@pytest.mark.parametrize(("answers", "cached"), [(True, 2192), (False, 1984)], ids=["answers", "prompts alone"])
+def test_a_prefill_pod_reads_from_a_store_what_a_decode_pod_has_written(answers: bool, cached: int) -> None:
+    """Whole blocks of a prompt of 1,990 tokens, which it holds itself, and of an answer of 210, as expected."""
+    first = replace(prompt(1, 2200), prompt_tokens=1990, output_tokens=210, prompt_blocks=1990 // BLOCK)
+    links = Links(elsewhere=LINK, remote=LINK)
+    of = replace(apart(1, 1), store=StoreSpec(kv_tokens=10_000, answers=answers), believed_links=links)
+    by_price = policy("queue", "prefill", "tier_read", "handoff")
+    _, again = outcomes(of, by_price, at(0.0, first, replace(prompt(1, 2300, 2), think_s=1.0)))
+    assert (again.predicted_cached_tokens, again.cached_tokens) == (cached, cached)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        replace(fleet(1), store=StoreSpec(kv_tokens=1)),
+        replace(fleet(1, small_pod(cpu_kv_tokens=1000), LINK), store=StoreSpec(kv_tokens=1)),
+    ],
+    ids=["no link", "a tier of its own"],
+)
+def test_a_store_that_cannot_be_simulated_is_refused(policies: dict[str, Policy], of: SimulatedFleet) -> None:
+    with pytest.raises(ConfigError, match="a `store`"):
+        world(of, policies["cost_aware"])
 
 
 def test_a_tier_too_small_for_a_prompt_announces_only_what_it_keeps(policies: dict[str, Policy]) -> None:

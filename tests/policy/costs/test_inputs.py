@@ -92,6 +92,14 @@ def kv_wait(x: Inputs, term: Any) -> float:
     return float(term.weight * max(short, 0) / max(used, 1) * x["expected output"] * step_ms)
 
 
+def held_kv(x: Inputs, term: Any) -> float:
+    if "KV capacity" not in x:
+        return 0.0
+    held = x["KV in use"] * x["KV capacity"]
+    short = max(held + x["n"] - x["KV capacity"], 0)
+    return float(term.weight * short / held * 1000 * term.lease_s) if held else 0.0
+
+
 def lent_prefill(x: Inputs, term: Any) -> float:
     if "prompts here" not in x:
         return 0.0
@@ -136,7 +144,7 @@ FORMULAS: Mapping[str, Callable[[Inputs, Any], float]] = {
     formula.__name__: formula
     for formula in (
         *(queue, prefill, hot_prefix_credit, tier_read, transfer, handoff, decode),
-        *(kv_wait, lent_prefill, kv_pressure, decode_interference, congestion, eviction, warm_up),
+        *(kv_wait, held_kv, lent_prefill, kv_pressure, decode_interference, congestion, eviction, warm_up),
     )
 }
 

@@ -16,7 +16,8 @@ from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate, detect_sglang_format
 from router.prompt.tokenizer import Tokenizer
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Generation
+from tests.kit import scenes
 
 DUMP = "{{ messages | tojson }}{{ tools | tojson }}"
 STRINGS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -146,7 +147,7 @@ def test_chats_that_are_continued_have_the_tokens_of_whole_ones(
     warm = Fingerprinter(deepseek, chat, Generation(model="m"))
     for end in range(1, len(messages) + 1):
         raw = [msgspec.Raw(msgspec.json.encode(message)) for message in messages[:end]]
-        request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", prompt={"messages": raw})
+        request = scenes.request(body=b"", prompt={"messages": raw})
         text = rendered(deepseek, template, *messages[:end])
         found = warm.fingerprint(request, SglangChat)
         assert list(found.tokens) == list(deepseek.encode(text)), text

@@ -13,7 +13,8 @@ from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Generation
+from tests.kit import scenes
 
 DUMP = "{{ messages | tojson }}{{ tools is defined }}"
 STRINGS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -148,7 +149,7 @@ def test_special_tokens_are_put_around_a_chat_that_asks_for_them(deepseek: Token
 
     def is_framed(**fields: Any) -> bool:
         body = {"messages": [HI], **fields}
-        request = InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="tiny", body=b"", prompt=body)
+        request = scenes.request(model="tiny", body=b"", prompt=body)
         return fingerprinter.begin(request, VllmRustChat).framed
 
     assert is_framed(add_special_tokens=True) and not is_framed()

@@ -17,7 +17,8 @@ from router.prompt.pending import EMPTY_PREFIX
 from router.prompt.segments import Lookup
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
-from router.types import Endpoint, Generation, InferenceRequest
+from router.types import Generation, InferenceRequest
+from tests.kit import scenes
 
 BLOCK = 16
 MODEL = Generation(model="m", block_size_tokens=BLOCK)
@@ -47,7 +48,7 @@ def raw(messages: list[Any]) -> list[msgspec.Raw]:
 
 def chat(messages: list[Any], adapter: str = "", **fields: Any) -> InferenceRequest:
     prompt = {"messages": raw(messages), **fields}
-    return InferenceRequest(id="r", endpoint=Endpoint.CHAT, model="m", body=b"", adapter=adapter, prompt=prompt)
+    return scenes.request(body=b"", adapter=adapter, prompt=prompt)
 
 
 def grown(turns: int, words: int = 50) -> list[dict[str, str]]:

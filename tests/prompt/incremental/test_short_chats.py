@@ -20,6 +20,7 @@ from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.request.parse import PARSERS
 from router.types import Endpoint, Generation, InferenceRequest
+from tests.kit import scenes
 
 BLOCK = 16
 MODEL = Generation(model="m", block_size_tokens=BLOCK)
@@ -161,7 +162,7 @@ def request_of(api: str, body: dict[str, Any]) -> InferenceRequest:
     """As the edge passes it on, as if it were long."""
     encoded = msgspec.json.encode(body)
     prompt = PARSERS[APIS[api]].prompt_fields(PARSERS[APIS[api]].parse(encoded))
-    return InferenceRequest(id="r", endpoint=APIS[api], model="m", body=encoded.ljust(MIN_BYTES), prompt=prompt)
+    return scenes.request(endpoint=APIS[api], body=encoded.ljust(MIN_BYTES), prompt=prompt)
 
 
 def read(fingerprinter: Fingerprinter, api: str, body: dict[str, Any]) -> tuple[bool, Any]:

@@ -18,7 +18,7 @@ from router.request.continuation.stream import PodStream, Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import Case, Received, body_of, case_named, decode, event, words
-from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.recorded_pod import RecordedPod
 
 BY_IDS = ["bytes", "length", "no usage", "stop", "stop included", "stop of many tokens", "stop_token_ids", "think"]
 BY_IDS += [
@@ -60,7 +60,7 @@ class Broken:
     def live(self, groups: Sequence[int], sizes: Sequence[int], cut: float, fault: bytes) -> bool:
         """One pod sends a part of its stream and then fails. False where the client has all."""
         head = {"id": f"chatcmpl-{self.lives}", "created": self.lives}
-        sent = b"".join(ScriptedPod(self.case, groups, **head).stream(self.asked))
+        sent = b"".join(RecordedPod(self.case, groups, **head).stream(self.asked))
         self.lives += 1
         sent = sent[: int(cut * (len(sent) + 1))]
         if fault:
@@ -91,7 +91,7 @@ class Broken:
 def _received_uncut(name: str) -> Any:
     case = case_named(name)
     reader = Recorder(terms_of(Endpoint.CHAT, body_of(case)), asks_ids=True)
-    return Received(b"".join(map(reader.feed, ScriptedPod(case).stream(body_of(case))))).whole
+    return Received(b"".join(map(reader.feed, RecordedPod(case).stream(body_of(case))))).whole
 
 
 def received_uncut(case: Case) -> Any:
@@ -155,7 +155,7 @@ def test_sampled_calls_that_are_held_until_they_are_whole_are_never_lost(lives: 
 def test_no_call_begins_for_the_client_before_all_are_whole() -> None:
     case = case_named("sampled, tools")
     broken = Broken(case, holds_calls=True)
-    *events, end, usage, done = ScriptedPod(case).stream(broken.body)
+    *events, end, usage, done = RecordedPod(case).stream(broken.body)
     before = b"".join(map(broken.reader.feed, events))
     assert b"tool_calls" not in before and broken.reader.held_bytes > 0
     rest = broken.reader.feed(end)
@@ -168,7 +168,7 @@ def test_no_call_begins_for_the_client_before_all_are_whole() -> None:
 def test_calls_are_not_held_without_memory(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_named("sampled, tools")
     broken = Broken(case, holds_calls=True)
-    sent = ScriptedPod(case).stream(broken.body)
+    sent = RecordedPod(case).stream(broken.body)
     place = next(number for number, one in enumerate(sent) if b"tool_calls" in one)
     if why == "too large":
         monkeypatch.setattr(stream, "MAX_HELD_BYTES", 500)
@@ -189,10 +189,10 @@ def test_calls_are_not_held_without_memory(why: str, monkeypatch: pytest.MonkeyP
     "case", [case_named(name) for name in [*BY_IDS, *WITH_CALLS[:2]]], ids=lambda case: case["name"]
 )
 def test_every_cut_between_two_events_is_exact(case: Case) -> None:
-    expected, events = received_uncut(case), len(ScriptedPod(case).stream(body_of(case)))
+    expected, events = received_uncut(case), len(RecordedPod(case).stream(body_of(case)))
     for number in range(1, events):
         broken = Broken(case)
-        pieces = ScriptedPod(case).stream(broken.body)[:number]
+        pieces = RecordedPod(case).stream(broken.body)[:number]
         broken.received = b"".join(map(broken.reader.feed, pieces))
         found = broken.plan()
         if not isinstance(found, Finish):
@@ -204,10 +204,10 @@ def test_every_cut_between_two_events_is_exact(case: Case) -> None:
 def test_half_a_character_is_not_kept_where_text_is_held_for_a_stop_string() -> None:
     case = case_named("bytes")
     case = {**case, "request": {**case["request"], "stop": ["zzzzz"]}}
-    expected, events = received_uncut(case_named("bytes")), len(ScriptedPod(case).stream(body_of(case)))
+    expected, events = received_uncut(case_named("bytes")), len(RecordedPod(case).stream(body_of(case)))
     for number in range(1, events - 2):
         broken = Broken(case)
-        broken.received = b"".join(map(broken.reader.feed, ScriptedPod(case).stream(broken.body)[:number]))
+        broken.received = b"".join(map(broken.reader.feed, RecordedPod(case).stream(broken.body)[:number]))
         assert isinstance(broken.plan(), Continue)
         assert not broken.live((1,), (10**9,), 1.0, b"")
         assert Received(broken.received).whole == expected, number

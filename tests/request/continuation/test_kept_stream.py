@@ -27,7 +27,7 @@ from router.request.tracker import Tracker
 from router.types import Endpoint, Generation, PodState, PrefixTrust, PromptPrefix, UsageShown
 from tests.kit.cores import EVENT_HEADERS, JSON_HEADERS, CoreOfPods, pods_at
 from tests.request.continuation.recorded import Received, body_of, case_named, event, stream, words
-from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.recorded_pod import RecordedPod
 from tests.request.continuation.test_repeated_stream import ANSWER, WRITERS, Write, steps_of, without_ids_of_later_pods
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Fleet:
     def answer(self, share: float, fault: bytes = b"", step_s: float = 0.0) -> None:
         """The pod sends a share of its events, `step_s` after each other, and a fault."""
         self.tracker.head(self.pod, 200, EVENT_HEADERS, self.now_s)
-        sent = ScriptedPod(self.case, id=f"of-{self.pod}", created=ord(self.pod)).stream(self.tracker.body)
+        sent = RecordedPod(self.case, id=f"of-{self.pod}", created=ord(self.pod)).stream(self.tracker.body)
         for piece in [*sent[: round(share * len(sent))], *([fault] if fault else ())]:
             self.now_s += step_s
             self.received += self.tracker.piece(piece, self.now_s)
@@ -415,7 +415,7 @@ def test_pod_that_sends_another_answer_ends_the_stream() -> None:
     assert fleet.fail()
     fleet.case = case_named("json schema, thinking")
     fleet.tracker.head(fleet.pod, 200, EVENT_HEADERS, 0.0)
-    for piece in ScriptedPod(fleet.case).stream(body_of(fleet.case)):
+    for piece in RecordedPod(fleet.case).stream(body_of(fleet.case)):
         fleet.received += fleet.tracker.piece(piece, 0.0)
     with pytest.raises(UpstreamBroken, match="another prompt"):
         fleet.stream.pod_ended(fleet.pod)
@@ -855,7 +855,7 @@ def test_pod_that_answers_a_chat_without_a_stream_is_replaced() -> None:
 
 def test_end_of_a_message_is_made_where_only_that_is_missing() -> None:
     fleet = message_fleet("sampled")
-    events = len(ScriptedPod(fleet.case).stream(fleet.tracker.body))
+    events = len(RecordedPod(fleet.case).stream(fleet.tracker.body))
     fleet.answer((events - 2) / events)
     assert not fleet.fail()
     fleet.received += fleet.tracker.last_events

@@ -11,7 +11,7 @@ from router.request.continuation.stream import PodStream, Recorder
 from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.request.continuation.recorded import DONE, Received, body_of, case_named, event, words
-from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.recorded_pod import RecordedPod
 
 GREEDY = b'{"model":"tiny","stream":true,"temperature":0,"messages":[]}'
 ROLE = event({"role": "assistant", "content": ""})
@@ -81,7 +81,7 @@ def test_hidden_reasoning_with_an_event_that_cannot_be_read_loses_no_text() -> N
 def test_text_that_was_held_at_the_seam_is_not_lost_with_an_event_that_cannot_be_read() -> None:
     case = case_named("stop of many tokens")
     body = body_of(case)
-    terms, pod = terms_of(Endpoint.CHAT, body), ScriptedPod(case)
+    terms, pod = terms_of(Endpoint.CHAT, body), RecordedPod(case)
     uncut = Received(b"".join(map(Recorder(terms, asks_ids=True).feed, pod.stream(body))))
     reader: PodStream = Recorder(terms, asks_ids=True)
     received = b"".join(map(reader.feed, pod.stream(body)[:5]))

@@ -14,12 +14,12 @@ from router.request.continuation.terms import terms_of
 from router.types import Endpoint
 from tests.kit.cores import EVENT_HEADERS
 from tests.request.continuation.recorded import Received, body_of, case_named, event
-from tests.request.continuation.scripted_pod import ScriptedPod
+from tests.request.continuation.recorded_pod import RecordedPod
 from tests.request.continuation.test_any_fault import in_pieces
 from tests.request.continuation.test_kept_stream import Fleet, uncut, whole
 
 CASE = case_named("bytes")
-SENT = b"".join(ScriptedPod(CASE).stream(body_of(CASE)))
+SENT = b"".join(RecordedPod(CASE).stream(body_of(CASE)))
 ROLE = event({"role": "assistant", "content": ""}, given=CASE["prompt_ids"])
 MANY = [["a", -1.0, list(range(1000))]] * 6
 """Log probabilities with more items than are read of one event."""

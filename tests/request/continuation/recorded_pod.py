@@ -12,7 +12,7 @@ from tests.request.continuation.recorded import DONE, Case, decode, event, words
 _WORDS = words()
 
 
-class ScriptedPod:
+class RecordedPod:
     """`groups`: how many tokens each event has, again and again."""
 
     def __init__(self, case: Case, groups: Sequence[int] = (1,), **head: Any) -> None:
