@@ -234,6 +234,7 @@ RULES: Mapping[str, Schema] = {
     "hub.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
     "hub.tokenSecret.name": NAME,
     "tenants.existingSecret": NAME,
+    "providerKeys.existingSecret": NAME,
     "tenants.existingSecretKey": {"type": "string", "minLength": 1},
     "admin.existingSecret": NAME,
     "admin.existingSecretKey": {"type": "string", "minLength": 1},

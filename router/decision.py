@@ -68,15 +68,25 @@ Plan: TypeAlias = Direct | Split
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """A plan with its cost. `cached_tokens`: prompt tokens expected in the engine's cache."""
+    """A plan with its cost. `cached_tokens`: prompt tokens expected in the engine's cache. `money`: what a provider is
+    expected to take, and after its answer what it took; None for pods."""
 
     plan: Plan
     cost: Cost
     cached_tokens: int = 0
+    money: float | None = None
 
     @property
     def pod(self) -> Pod:
         return self.plan.pod
+
+
+class ProviderOffer(msgspec.Struct, frozen=True):
+    """A provider that would serve a request if no pod could: its first token as learnt, and the money as expected."""
+
+    provider: str
+    ttft_ms: float
+    money: float
 
 
 class RouteDecision(msgspec.Struct, frozen=True, gc=False):

@@ -413,6 +413,18 @@ ALERTS = (
         look="Requests in flight, and connections of idle clients.",
         act="Raise the limit of open files, or lower `limits.max_connections`.",
     ),
+    Alert(
+        name="WarmrouteProviderPaid",
+        expr=ALERT.rate(of_requests.PROVIDER_MONEY, "provider") > 0,
+        lasts="5m",
+        severity="warning",
+        summary="Provider {{ $labels.provider }} has answered requests for five minutes, for money.",
+        means="No pod of the name could serve them, so they left this fleet. Its budget ends that; then they get 503.",
+        look="`warmroute_fallbacks_total` has the reason; `warmroute_provider_money_total` what it costs;"
+        " `warmroute_provider_refusals_total` why it is not asked.",
+        act="See WarmrouteNoReadyPod for `no_ready_pod` and `connect_failed`; add pods for `overloaded`. To stop the"
+        " cost now, take the provider out of `fallbacks` in the file of names.",
+    ),
 )
 
 

@@ -50,6 +50,7 @@ LABELS = {
     "plan": "`direct`, `pull` or `split`",
     "policy": "Policies of the configuration; empty where a request ended before it was decided",
     "pool": "Pools of pods: `pool` in the configuration, or the label `warmroute.dev/pool`",
+    "provider": "Providers of the configuration",
     "python_version": "Version of Python",
     "reason": "Codes of the router",
     "resource": "`prefill`, `kv_cache` or `decode_steps`",

@@ -63,6 +63,10 @@ class MockEngineOptions:
         float, typer.Option(min=0, help="Seconds before it listens, as for a model that is loaded.")
     ] = 0.0
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
+    api_key: Annotated[str, typer.Option(help="Key that requests need.", show_default="none")] = ""
+    price: Annotated[
+        str, typer.Option(help="INPUT,CACHED,OUTPUT of a million tokens: /metrics has a bill.", show_default="none")
+    ] = ""
 
 
 @with_options(MockEngineOptions)
@@ -102,6 +106,8 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
         block_size_tokens=options.block_size,
         num_blocks=options.num_blocks,
         max_model_len=min(MAX_CONTEXT_TOKENS, options.num_blocks * options.block_size),
+        api_key=options.api_key,
+        price=_price(options.price) if options.price else None,
     )
     for index in range(options.count):
         yield replace(
@@ -109,6 +115,14 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
             port=options.port + index if options.port else 0,
             handoff=replace(handoff, role=Role.PREFILL) if index < options.prefill else handoff,
         )
+
+
+def _price(given: str) -> tuple[float, float, float]:
+    try:
+        of_prompt, of_cached, of_output = map(float, given.split(","))
+    except ValueError:
+        raise typer.BadParameter("--price must be three numbers, such as 2.5,1.25,10") from None
+    return of_prompt, of_cached, of_output
 
 
 @cache

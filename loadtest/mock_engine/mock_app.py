@@ -125,6 +125,8 @@ class EngineApp:
         self._inject = inject
         self._parser = RequestParser(config)
         self._bearer = f"Bearer {config.api_key}" if config.api_key else ""
+        self._billed = [0, 0, 0, 0]
+        """Answers; their prompt tokens, the cached ones of these, and output tokens."""
         self._serial = count()
         self.sleep = SleepMode(config.wake_s or 0.0, steps.pod.cache.clear)
         adapters, created_s = self._parser.adapters, int(time.time())
@@ -243,6 +245,11 @@ class EngineApp:
             raise StreamLost
         return await self._handoffs.finish(generation.request, generation.leg, generation.tokens)
 
+    def _bill(self, generation: _Generation, cached_tokens: int) -> None:
+        request = generation.request
+        used = 1, len(request.prompt), cached_tokens, len(request.output.tokens) * request.answers
+        self._billed = [sum(pair) for pair in zip(self._billed, used, strict=True)]
+
     def _cached_tokens(self, generation: _Generation) -> int:
         prompt_tokens, own = len(generation.request.prompt), generation.tokens.cached_tokens
         return self._handoffs.dialect.reported_cached_tokens(prompt_tokens, own, generation.loaded)
@@ -252,6 +259,7 @@ class EngineApp:
         fields = await self._finish(generation)
         cached_tokens = self._cached_tokens(generation)
         body = generation.format.body(generation.request, generation.created_s, cached_tokens, fields)
+        self._bill(generation, cached_tokens)
         await _pause_if_slow(exchange, generation.fault)
         if generation.breaks:
             await exchange.begin(HTTPStatus.OK, JSON, len(body))
@@ -287,7 +295,8 @@ class EngineApp:
         else:
             if offers is None:
                 await self._finish(generation)
-            await exchange.write(frames.closing(self._cached_tokens(generation)), more=False)
+            self._bill(generation, cached_tokens := self._cached_tokens(generation))
+            await exchange.write(frames.closing(cached_tokens), more=False)
 
     async def _break(self, exchange: HttpExchange, generation: _Generation, sent: int) -> None:
         fault, request = generation.fault, generation.request
@@ -342,6 +351,8 @@ class EngineApp:
         if await self._fails_early(exchange, self._faults.take(FaultKind.NO_METRICS)):
             return
         body = responses.metrics_body(self._config, self._steps.pod, self._handoffs.counters)
+        if self._config.price is not None:
+            body += responses.bill(self._config.price, *self._billed)
         if self._config.front_end != "rust":
             body += self.sleep.metrics(f'engine="0",model_name="{self._config.models[0]}"')
         if names := parse_qs(exchange.query).get("name[]"):

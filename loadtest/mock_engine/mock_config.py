@@ -97,6 +97,8 @@ class MockEngineConfig(SimPodConfig):
     port: int = 0
     api_key: str = field(default="", repr=False)
     """Required as `authorization: Bearer KEY`; empty: none is required."""
+    price: tuple[float, float, float] | None = None
+    """Prices of a million prompt tokens, cached ones and output tokens: /metrics then has the bill of all answers."""
     time_scale: float = 1.0
     max_model_len: int = 32_768
     """At most what the cache holds."""

@@ -343,3 +343,12 @@ def _counters(dialect: str, pod: SimPod, handoff: HandoffCounters) -> dict[str, 
 def _labels(values: Mapping[str, object]) -> str:
     escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
     return ",".join(f'{name}="{str(value).translate(escaped)}"' for name, value in values.items())
+
+
+def bill(price: tuple[float, float, float], answers: int, prompt: int, cached: int, output: int) -> bytes:
+    """The metrics of what a hosted model has billed."""
+    of_prompt, of_cached, of_output = price
+    money = ((prompt - cached) * of_prompt + cached * of_cached + output * of_output) / 1e6
+    line = b'mock_billed_tokens_total{kind="%b"} %d\n'
+    kinds = line % (b"prompt", prompt) + line % (b"output", output)
+    return b"mock_billed_answers_total %d\n%bmock_billed_money_total %.9f\n" % (answers, kinds, money)

@@ -5,11 +5,12 @@ Alone, a process may use the whole limit. Among several, `ceiling` is its share 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import merge
 from math import inf
+from typing import ClassVar
 
 WINDOW_S = 60
 KEPT_S = WINDOW_S + 1
@@ -22,6 +23,8 @@ class SlidingWindow:
     most a second longer, so no period of `WINDOW_S` has more than a window has ever counted at once. `second`: whole
     seconds of a clock that never goes back."""
 
+    window_s: ClassVar[int] = WINDOW_S
+    kept_s: ClassVar[int] = KEPT_S
     _amounts: dict[int, int] = field(default_factory=dict)
     expires: float = inf
     """Second in which the oldest amount leaves."""
@@ -37,7 +40,7 @@ class SlidingWindow:
     def add(self, second: int, amount: int) -> None:
         amounts = self._amounts
         if not amounts:
-            self.expires = second + KEPT_S
+            self.expires = second + self.kept_s
         amounts[second] = amounts.get(second, 0) + amount
         self.total += amount
 
@@ -62,20 +65,34 @@ class SlidingWindow:
 
     def leaving(self) -> list[tuple[int, int]]:
         """(second, amount that leaves then), earliest first."""
-        return [(begun + KEPT_S, amount) for begun, amount in self._amounts.items() if amount]
+        return [(begun + self.kept_s, amount) for begun, amount in self._amounts.items() if amount]
 
     def empty_at(self) -> int:
         """Second in which the last amount leaves; 0 if it is empty."""
-        return next(reversed(self._amounts), -KEPT_S) + KEPT_S
+        return next(reversed(self._amounts), -self.kept_s) + self.kept_s
 
     def _expire(self, second: int) -> None:
         amounts = self._amounts
         for begun in list(amounts):
-            if begun + KEPT_S > second:
-                self.expires = begun + KEPT_S
+            if begun + self.kept_s > second:
+                self.expires = begun + self.kept_s
                 return
             self.total -= amounts.pop(begun)
         self.expires = inf
+
+
+class HourWindow(SlidingWindow):
+    """The amounts of the last hour, by minute: each counts for up to a minute longer."""
+
+    __slots__ = ()
+    window_s = 3600
+    kept_s = window_s + 60
+
+    def add(self, second: int, amount: int) -> None:
+        SlidingWindow.add(self, second - second % 60, amount)
+
+    def take_back(self, second: int, amount: int) -> None:
+        SlidingWindow.take_back(self, second - second % 60, amount)
 
 
 class UseGauge(SlidingWindow):
@@ -116,6 +133,12 @@ class Dimension(StrEnum):
     PROMPT = "uncached prompt tokens per minute"
     OUTPUT = "output tokens per minute"
     CONCURRENT = "concurrent requests"
+    MONEY = "money per hour"
+
+
+_WINDOWS: Mapping[Dimension, type[SlidingWindow]] = {Dimension.CONCURRENT: UseGauge, Dimension.MONEY: HourWindow}
+MONEY_UNIT = 1e-9
+"""Meters of money count in this part of the currency."""
 
 
 class Meter:
@@ -125,7 +148,7 @@ class Meter:
         self.key = key
         self.dimension = dimension
         self.limit = limit
-        kind = UseGauge if dimension is Dimension.CONCURRENT else SlidingWindow
+        kind = _WINDOWS.get(dimension, SlidingWindow)
         self.own, self.others = kind(), kind()
         self.ceiling: float = 0 if is_shared else limit
         """The most that this process may have used in the window."""

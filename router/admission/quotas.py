@@ -1,4 +1,4 @@
-"""How much a tenant may use in a minute, and at once.
+"""How much a tenant may use in a minute, and at once; money in an hour.
 
 A request is counted in three steps. It begins: one request more, unless a limit is reached. It is decided: the tokens
 that its pod will have to compute, as predicted, and those that it will probably generate, if they fit. It ends: what it
@@ -14,9 +14,11 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import msgspec
 from pydantic import ConfigDict, Field
 
-from router.admission.meter import Dimension, Meter
+from router.admission.meter import MONEY_UNIT, Dimension, Meter
 from router.admission.sharing import MeterSharing
 
+MAX_MONEY = 1e6
+"""More money than any budget for an hour."""
 _Limit: TypeAlias = Annotated[int, Field(gt=0, le=10**12)] | None
 
 
@@ -30,6 +32,8 @@ class Quota:
     uncached_prompt_tokens_per_minute: _Limit = None
     output_tokens_per_minute: _Limit = None
     concurrent_requests: _Limit = None
+    money_per_hour: Annotated[float, Field(gt=0, le=MAX_MONEY)] | None = None
+    """For providers, in `admin.currency`."""
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     def limits(self) -> dict[Dimension, int]:
@@ -38,6 +42,7 @@ class Quota:
             Dimension.PROMPT: self.uncached_prompt_tokens_per_minute,
             Dimension.OUTPUT: self.output_tokens_per_minute,
             Dimension.CONCURRENT: self.concurrent_requests,
+            Dimension.MONEY: None if self.money_per_hour is None else int(self.money_per_hour / MONEY_UNIT),
         }
         return {dimension: limit for dimension, limit in found.items() if limit is not None}
 
@@ -54,6 +59,8 @@ class Short(msgspec.Struct, frozen=True):
     may_fit: bool = False
     applied: Applied | None = None
     """All limits of the request."""
+    meter: str = ""
+    """The key of its meter."""
 
     @property
     def is_tokens(self) -> bool:
@@ -68,6 +75,7 @@ class Applied:
         by_dimension = {one: tuple(each for each in meters if each.dimension is one) for one in Dimension}
         self.requests, self.concurrent = by_dimension[Dimension.REQUESTS], by_dimension[Dimension.CONCURRENT]
         self.prompt, self.output = by_dimension[Dimension.PROMPT], by_dimension[Dimension.OUTPUT]
+        self.money = by_dimension[Dimension.MONEY]
         self.counted, self.tokens = self.requests + self.concurrent, self.prompt + self.output
         self.is_short = False
         """Whether the last request did not fit into a limit of tokens: while one is reached, the next requests are
@@ -161,6 +169,25 @@ class Quotas:
         if self.sharing is not None:
             self.sharing.mark_changed(applied.concurrent + applied.tokens)
 
+    def money_of(self, owner: str, quotas: Sequence[Quota], model: str, name: str = "") -> Sequence[Meter]:
+        """The meters of the money that an owner, a tenant or a provider, may spend on a hosted model."""
+        return self._applied_to(owner, quotas, model, "", name).money
+
+    def spend(self, meters: Sequence[Meter], amount: int, now_s: float) -> Short | None:
+        """Count this money in all meters, if it fits."""
+        second = int(now_s)
+        for meter in meters:
+            if not self._admits(meter, second, amount):
+                return self._short(None, meter, now_s, amount)
+        self._add(meters, second, amount)
+        return None
+
+    def spent(self, meters: Sequence[Meter], second: int, more: int, now_s: float) -> None:
+        """Count what a request of that second has cost more than expected; less: negative."""
+        _correct(meters, second, int(now_s), more)
+        if self.sharing is not None:
+            self.sharing.mark_changed(meters)
+
     def _add(self, meters: Sequence[Meter], second: int, amount: int) -> None:
         for meter in meters:
             meter.own.add(second, amount)
@@ -207,13 +234,13 @@ class Quotas:
         """Whether another process may have this amount left."""
         return self.sharing is not None and not self.sharing.is_away and amount <= meter.remaining(second)
 
-    def _short(self, applied: Applied, meter: Meter, now_s: float, amount: int) -> Short:
+    def _short(self, applied: Applied | None, meter: Meter, now_s: float, amount: int) -> Short:
         remaining, may_fit = meter.remaining(int(now_s)), self._may_fit(meter, int(now_s), amount)
         if self.sharing is not None and may_fit:
             meter.waiting += amount
             self.sharing.mark_changed((meter,))
         retry_after_s = meter.retry_after_s(now_s, amount)
-        return Short(meter.dimension, meter.limit, remaining, amount, retry_after_s, may_fit, applied)
+        return Short(meter.dimension, meter.limit, remaining, amount, retry_after_s, may_fit, applied, meter.key)
 
 
 def _correct(meters: Sequence[Meter], counted_second: int, second: int, more: int) -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from router.admission.meter import WINDOW_S, Dimension, Meter
+from router.admission.meter import WINDOW_S, Dimension, HourWindow, Meter
 
 ROW_TTL_S = 3.0
 """A process without a report for this long is gone; what it has used is free."""
@@ -30,6 +30,8 @@ class CeilingReport(msgspec.Struct, frozen=True, array_like=True):
     limit: int
     used: int
     wanted: int
+    kept_s: float = ROW_TTL_S
+    """What a process has used counts for this long after its last report."""
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True):
@@ -116,12 +118,12 @@ class MeterSharing:
         used, wanted = meter.own.at(second), meter.waiting
         meter.waiting = 0
         if self.is_away and meter.key in self._local:
-            return CeilingReport(meter.key, meter.limit, used, max(0, int(meter.ceiling) - used))
+            return CeilingReport(meter.key, meter.limit, used, max(0, int(meter.ceiling) - used), _kept_s(meter))
         if second - meter.last_second < KEPT_S:
             soon = max(2 * meter.last_amount, used // KEPT_S)
             wanted += min(soon, meter.remaining(second) // (2 * self.members))
         meter.ceiling = min(meter.ceiling, used + wanted)
-        return CeilingReport(meter.key, meter.limit, used, wanted)
+        return CeilingReport(meter.key, meter.limit, used, wanted, _kept_s(meter))
 
     def granted(self, answer: Grants, now_s: float) -> None:
         """Apply the answer to the last reports, once."""
@@ -165,6 +167,11 @@ class MeterSharing:
             meter.ceiling = local_ceiling(meter.limit, meter.ceiling, meter.free, self.members)
             if meter.dimension is Dimension.CONCURRENT:
                 meter.ceiling = max(meter.ceiling, min(AWAY_CONCURRENT, meter.limit - meter.others.total))
-        if second >= self._lost_second + WINDOW_S:  # what the others had used is no longer in the window
+        if second >= self._lost_second + meter.own.window_s:  # what the others had used is no longer in the window
             meter.ceiling = max(meter.ceiling, meter.limit // self.members)
         return used + amount <= (meter.ceiling if used else meter.limit)
+
+
+def _kept_s(meter: Meter) -> float:
+    """Money that a process has spent stays spent after its end; of the rest, a minute is soon over."""
+    return HourWindow.kept_s if meter.dimension is Dimension.MONEY else ROW_TTL_S

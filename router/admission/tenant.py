@@ -79,6 +79,8 @@ class Tenant:
     """What its prefixes are hashed with, here and in engines; empty: they are shared with all without a salt."""
     quotas: tuple[Quota, ...] = ()
     """How much it may use in a minute, and at once; all of them apply."""
+    data_stays: bool = False
+    """Whether none of its requests may be served by a provider."""
     is_suspended: bool = False
     controls_engines: bool = False
     """Whether it may use the paths of `edge.control_paths`, which change engines for all."""

@@ -111,7 +111,11 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     effective = {name for column in explanation.columns for name, ms in column.plan.parts if ms}
     if formulas and (terms := [note for note in explanation.terms if note.name in effective]):
         parts.append(_formulas(terms))
-    if lines := list(_outcome(receipt, unfinished)):
+    offers = (
+        f"else provider {one.provider}: first token after about {one.ttft_ms:,.0f} ms, money {one.money:.6f}"
+        for one in found.providers
+    )
+    if lines := [*offers, *_outcome(receipt, unfinished)]:
         parts.append(Padding(Group(*map(printable, lines)), (1, 0, 0, 0)))
     return Group(*parts)
 
@@ -216,6 +220,8 @@ def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
         cached = "unknown" if receipt.cached_tokens is None else f"{receipt.cached_tokens:,}"
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, actual {ttft}"
         yield f"cached tokens: expected {receipt.predicted_cached_tokens or 0:,}, actual {cached}"
+    if receipt.money is not None:
+        yield f"money of the provider: {receipt.money:.6f}"
     if not receipt.result:
         yield unfinished
     else:

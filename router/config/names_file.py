@@ -16,7 +16,7 @@ names:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from router.admission.names import ModelName, NameRule, Names, Weights
 from router.config.load import Strict, read_document, validate
 from router.config.mistakes import Location, wrong_at
 from router.engines.forwarded_headers import is_header_name
+from router.errors import ConfigError
 from router.types import MAX_NAME_CHARACTERS
 
 MAX_NAMES = 1000
@@ -104,8 +105,16 @@ class NameEntry(Strict):
     rules: tuple[RuleEntry, ...] = ()
     """Other targets for some tenants or headers; the first that applies counts."""
     fallbacks: Annotated[tuple[_Model, ...], Field(max_length=MAX_TARGETS)] = ()
-    """Models or adapters that serve a request that the target cannot: it has no ready pod, its context is too short, it
-    has no place in time for the SLO (`admission`), or its pods fail before the first byte. The first that is ready."""
+    """Models, adapters or `providers` of router.yaml that serve a request that the target cannot: it has no ready pod,
+    its context is too short, it has no place in time for the SLO (`admission`), or its pods fail before the first byte.
+    The first that can."""
+
+    def places(self, number: int) -> Iterator[tuple[Location, Iterable[str]]]:
+        """Where this entry of the file has targets, and these."""
+        yield ("names", number, "to"), self.to
+        yield ("names", number, "fallbacks"), self.fallbacks
+        for at, rule in enumerate(self.rules):
+            yield ("names", number, "rules", at, "to"), rule.to
 
 
 class NameList(Strict):
@@ -124,18 +133,22 @@ class NameList(Strict):
         for number, entry in enumerate(self.names):
             if numbers[entry.name] != number:
                 raise wrong_at(("names", number, "name"), f"duplicate of names.{numbers[entry.name]}.name")
-            places: list[tuple[Location, Iterable[str]]] = [(("to",), entry.to), (("fallbacks",), entry.fallbacks)]
-            places += [(("rules", at, "to"), rule.to) for at, rule in enumerate(entry.rules)]
-            for place, targets in places:
+            for place, targets in entry.places(number):
                 if other := next((target for target in targets if target in aliases and target != entry.name), None):
                     why = f"{other!r} is a name of this file (names.{numbers[other]}); write the models that it becomes"
-                    raise wrong_at(("names", number, *place), why)
+                    raise wrong_at(place, why)
         return self
 
 
-def read_names(path: Path) -> Names:
-    """Raises `ConfigError` with file, line and key."""
-    entries = validate(read_document(path), NameList).names
+def read_names(path: Path, providers: Collection[str] = ()) -> Names:
+    """Raises `ConfigError` with file, line and key. `providers`: names that may only be fallbacks."""
+    document = read_document(path)
+    entries = validate(document, NameList).names
+    for number, entry in enumerate(entries):
+        for keys, targets in entry.places(number):
+            if keys[-1] != "fallbacks" and (wrong := next((one for one in targets if one in providers), None)):
+                key, where = ".".join(map(str, keys)), f"{path}:{document.line_of(keys)}"
+                raise ConfigError(f"{where}: {key}: {wrong!r} is a provider, which may only be one of `fallbacks`")
     built = [ModelName(one.name, one.to, tuple(rule.build() for rule in one.rules), one.fallbacks) for one in entries]
     beginnings = [(one.name[:-1], one) for one in built if one.name.endswith("*")]
     return Names(

@@ -23,14 +23,15 @@ CHECK_INTERVAL_S = 1.0
 _KEY = re.compile(r"[!-~]{1,8192}")
 
 
-def read_key(path: str) -> str:
-    """The key in the file, without white space around it. Raises `ConfigError`."""
+def read_key(path: str, name: str = "auth.bearer_file") -> str:
+    """The key in the file, without white space around it. `name`: of the key that names the file. Raises
+    `ConfigError`."""
     try:
-        key = read_named("auth.bearer_file", path).decode("ascii").strip()
+        key = read_named(name, path).decode("ascii").strip()
     except ValueError:  # its message quotes the file
-        raise ConfigError(f"auth.bearer_file: {path} is not ASCII text") from None
+        raise ConfigError(f"{name}: {path} is not ASCII text") from None
     if not _KEY.fullmatch(key):
-        raise ConfigError(f"auth.bearer_file: {path} must contain one key of 1 to 8192 characters, without spaces")
+        raise ConfigError(f"{name}: {path} must contain one key of 1 to 8192 characters, without spaces")
     return key
 
 
@@ -69,5 +70,10 @@ def key_headers(path: str, variable: str = "") -> dict[str, str]:
     """The headers that authorize requests to a pod with this `bearer_file` or `bearer_env`; none if both are empty."""
     if variable:
         return {"authorization": f"Bearer {os.environ.get(variable, '').strip()}"}
-    key = _file(path).key(time.monotonic()) if path else ""
+    key = file_key(path) if path else ""
     return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def file_key(path: str) -> str:
+    """The current key of the file; empty if it was never readable."""
+    return _file(path).key(time.monotonic())

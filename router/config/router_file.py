@@ -94,7 +94,7 @@ def check_references(mistakes: MistakeList, config: RouterConfig) -> None:
             TenantFile(Path(config.tenants)).read()
     if config.names:
         with mistakes.elsewhere():
-            read_names(Path(config.names))
+            read_names(Path(config.names), [one.name for one in config.providers])
     with mistakes.at("priors"):
         check_names(mistakes, config, all_priors(config.priors), load_link_classes())
     check_files(mistakes, config)
@@ -154,6 +154,11 @@ def check_keys(mistakes: MistakeList, config: RouterConfig) -> None:
         if pod.tls is not None:
             with mistakes.at(*location, "tls"):
                 read_tls(credential_fields(pod.auth, pod.tls)["tls"])
+    for number, one in enumerate(config.providers):
+        with mistakes.at("providers", number, "key_file"):
+            read_key(one.key_file, "key_file")
+        with mistakes.at("providers", number, "ca_file"):
+            read_tls(one.pod.tls)
 
 
 def check_authorities(mistakes: MistakeList, config: RouterConfig) -> None:

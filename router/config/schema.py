@@ -29,6 +29,7 @@ from router.config.index_schema import Index, Publish
 from router.config.load import MODEL_FOLDER, FilePath, HttpUrl, SecretPath, Strict, TokenizerPlace
 from router.config.mistakes import wrong_at
 from router.config.pod_schema import Discovery, PodConfig, SocketPath
+from router.config.provider_schema import Provider
 from router.cost_model import BYTES_PER_MS_PER_GB_PER_S
 from router.engines.forwarded_headers import forwarded_header, is_header_name
 from router.engines.forwarded_paths import added_path, changes_engine
@@ -449,6 +450,8 @@ class RouterConfig(Strict):
     """How prompts of models that are not under `models` are read: not at all, so that load alone decides, or by the
     /tokenize of their pods. `warmroute serve --pod` without `models` implies `engine`."""
     pods: tuple[PodConfig, ...] = ()
+    providers: tuple[Provider, ...] = ()
+    """Hosted models that may be `fallbacks` of `names`: they serve where no pod can, and cost money."""
     discovery: Discovery = Discovery()
     links: LinksConfig = LinksConfig()
     limits: Limits = Limits()
@@ -490,7 +493,15 @@ class RouterConfig(Strict):
     @model_validator(mode="after")
     def _no_duplicates(self) -> RouterConfig:
         models, pods = [model.name for model in self.models], [pod.url for pod in self.pods]
-        for section, key, names in (("models", "name", models), ("pods", "url", pods)):
+        providers = [one.name for one in self.providers]
+        for number, name in enumerate(providers):
+            if name in models:
+                raise wrong_at(("providers", number, "name"), f"is also that of models.{models.index(name)}")
+        for section, key, names in (
+            ("models", "name", models),
+            ("pods", "url", pods),
+            ("providers", "name", providers),
+        ):
             for number, name in enumerate(names):
                 if name and name in names[:number]:
                     first = f"{section}.{names.index(name)}.{key}"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import structlog
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
@@ -113,9 +113,12 @@ class TenantEntry(Strict):
     slo: SloKey = None
     """Times that a good request meets, in place of `slo` of the model."""
     quotas: tuple[Quota, ...] = ()
-    """Limits of requests, uncached prompt tokens and output tokens in any minute, and of requests at once; each for one
-    `model` (or adapter) or, without it, for all together. What a request really cost counts: cached prompt tokens cost
-    nothing. With `index.redis`, all routers keep them together."""
+    """Limits of requests, uncached prompt tokens and output tokens in any minute, of requests at once, and of money for
+    providers in any hour; each for one `model` (or adapter, or provider) or, without it, for all together. What a
+    request really cost counts: cached prompt tokens of pods cost nothing. With `index.redis`, all routers keep them
+    together."""
+    data: Literal["stay", "may_leave"] = "may_leave"
+    """`stay`: no provider serves its requests; where no pod can, they get 503 with that reason."""
     suspended: bool = False
     """Refuse all its requests with 403."""
     controls_engines: bool = False
@@ -131,6 +134,7 @@ class TenantEntry(Strict):
             adapters=None if self.adapters is None else allowed_names(self.adapters),
             salt=salt_of(self.name, self.share or ""),
             quotas=self.quotas,
+            data_stays=self.data == "stay",
             is_suspended=self.suspended,
             controls_engines=self.controls_engines,
         )

@@ -15,6 +15,7 @@ from router.engines.handoff.dialect import Dialect
 from router.engines.handoff.trtllm_handoff import TrtllmHandoff
 from router.engines.handoff.vllm_connectors import Mooncake, Nixl, P2p, SharedStore
 from router.engines.llamacpp import LlamaCpp
+from router.engines.providers import HostedEngine
 from router.engines.sglang import Sglang
 from router.engines.trtllm import Trtllm
 from router.engines.vllm import Vllm
@@ -22,12 +23,17 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.pictures.picture_reader import PictureIdentities
 from router.types import Endpoint, FleetSnapshot
 
+HOSTED = "hosted"
+"""The engine of a provider."""
 ENGINES: Mapping[str, EngineAdapter] = {
     "vllm": Vllm(),
     "sglang": Sglang(),
     "trtllm": Trtllm(),
     "llamacpp": LlamaCpp(),
 }
+
+ANSWERING: Mapping[str, EngineAdapter] = {**ENGINES, HOSTED: HostedEngine()}
+"""Those of all that answers requests: of providers, too."""
 
 OWNERS: Mapping[str, str] = {owner: name for name, engine in ENGINES.items() for owner in engine.owners}
 """Engines by what they name as the owner of their models in /v1/models."""

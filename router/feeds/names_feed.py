@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 import structlog
@@ -15,9 +16,15 @@ from router.observe.changes import Changes
 log = structlog.get_logger()
 
 
-def watched_names(path: Path, in_use: NamesInUse, changes: Changes, sleep: Sleep = asyncio.sleep) -> WatchedFile[Names]:
-    """The file, which is valid now, and whose names are `in_use`. If it becomes wrong, the last valid ones stay. Raises
-    `ConfigError`."""
+def watched_names(
+    path: Path,
+    in_use: NamesInUse,
+    changes: Changes,
+    providers: Collection[str] = (),
+    sleep: Sleep = asyncio.sleep,
+) -> WatchedFile[Names]:
+    """The file, which is valid now, and whose names are `in_use`. `providers`: see `read_names`. If it becomes wrong,
+    the last valid ones stay. Raises `ConfigError`."""
 
     def use(names: Names) -> None:
         review = in_use.replace(names)
@@ -25,6 +32,6 @@ def watched_names(path: Path, in_use: NamesInUse, changes: Changes, sleep: Sleep
         changes.add("names", path.name, review)
 
     event = "invalid names; the last valid ones stay current"
-    found = WatchedFile(lambda: read_names(path), lambda: stamp_of(path), event, use, sleep=sleep)
+    found = WatchedFile(lambda: read_names(path, providers), lambda: stamp_of(path), event, use, sleep=sleep)
     in_use.current = found.current()
     return found

@@ -393,7 +393,7 @@ class SharedQuotas(SharedRow):
     async def grants(self, reports: Sequence[CeilingReport]) -> Grants:
         """Record these reports in the book of shares. Raises `redis.RedisError`."""
         keys = [self._keys.quota_members, *(self._keys.quota(report.meter) for report in reports)]
-        numbers = [number for one in reports for number in (one.limit, one.used, one.wanted)]
+        numbers = [n for one in reports for n in (one.limit, one.used, one.wanted, int(one.kept_s * 1000))]
         members, *flat = await self._redis.script(EXCHANGE_SHARES, keys, [self._member, *numbers])
         return Grants([Grant(*pair) for pair in zip(flat[::3], flat[1::3], flat[2::3], strict=True)], members)
 

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 
 from router.admission.tenant import Tenant
 from router.errors import NoReadyPod
@@ -18,7 +19,9 @@ from router.feeds.supervise import pause
 from router.fleet.fleet import Fleet
 from router.frontends.fair_turns import FairTurns
 from router.policy.eligible import ready_pods
-from router.types import InferenceRequest
+from router.request.context import RequestContext
+from router.request.fallbacks import usable
+from router.request.hosted import Hosted
 
 CHECK_S = 1.0
 """Time between two looks at the fleet: models and adapters of pods change without a change of state."""
@@ -43,10 +46,10 @@ class HeldRequests:
     def waiting(self, model: str) -> int:
         return self._counts[model]
 
-    def unserved(self, request: InferenceRequest) -> NoReadyPod | None:
-        """Why a request should wait although pods have its model: none of them is ready, and none of its fallbacks."""
-        model = request.adapter or request.model
-        if any(map(self._is_served, (model, *request.fallbacks))):
+    def unserved(self, context: RequestContext, hosted: Hosted) -> NoReadyPod | None:
+        """Why a request should wait although pods have its model: none of them is ready, and no fallback can serve."""
+        model = context.request.adapter or context.request.model
+        if self._is_served(model) or any(usable(context, self.fleet, hosted, 0, monotonic())):
             return None
         return NoReadyPod(f"No pod that serves `{model}` is ready; retry later.", model=model)
 

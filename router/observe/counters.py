@@ -26,6 +26,9 @@ class Counters:
     def retry_refused(self, reason: str) -> None:
         """No other candidate was tried, because the retry budget is used up."""
 
+    def provider_refused(self, provider: str, reason: str) -> None:
+        """A provider did not serve a request that no pod served."""
+
     def continued(self, method: str, cause: str, result: str) -> None:
         """A broken stream was continued, or not."""
 

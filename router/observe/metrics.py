@@ -136,6 +136,8 @@ class Metrics(Counters):
             self[of_requests.NAMED_REQUESTS].labels(ended.name, ended.model, ended.result).inc()
             if ended.fallback:
                 self[of_requests.FALLBACKS].labels(ended.name, ended.model, ended.fallback).inc()
+                if ended.served is not None and ended.served.money:
+                    self[of_requests.PROVIDER_MONEY].labels(ended.model).inc(ended.served.money)
         if ended.result == CLIENT_GONE:
             self[of_requests.CANCELLATIONS].labels(ended.phase).inc()
         if not ended.is_read:
@@ -220,6 +222,9 @@ class Metrics(Counters):
 
     def retry_refused(self, reason: str) -> None:
         self[of_requests.RETRIES_REFUSED].labels(reason).inc()
+
+    def provider_refused(self, provider: str, reason: str) -> None:
+        self[of_requests.PROVIDER_REFUSALS].labels(provider, reason).inc()
 
     def continued(self, method: str, cause: str, result: str) -> None:
         self[of_requests.CONTINUATIONS].labels(method, cause, result).inc()

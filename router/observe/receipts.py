@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import msgspec
 import structlog
 
-from router.decision import Candidate
+from router.decision import Candidate, ProviderOffer
 from router.observe.changes import Change
 from router.observe.ended import Ended, Failure, RecordedDecision
 from router.policy.decide import expected_ttft_ms
@@ -59,6 +59,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     """The name that its client asked for, if the model has another."""
     fallback: str = ""
     """Why a fallback of the name served it."""
+    money: float | None = None
+    """What a provider took, if one served it."""
     trace_id: str = ""
     """With `tracing.enabled`."""
     pod: str = ""
@@ -110,6 +112,7 @@ def receipt(ended: Ended, *, prompt: PromptPrefix | None = None) -> Receipt:
         prefill_pod=choice.prefill_pod if choice else "",
         block_size_tokens=block_size_tokens,
         blocks=blocks,
+        money=served.money if served else None,
         predicted_ms=expected_ttft_ms(served.cost) if served else None,
         predicted_cached_tokens=served.cached_tokens if served else None,
         phases_ms={phase: taken_s * 1000 for phase, taken_s in ended.phases_s.items()},
@@ -145,17 +148,18 @@ def _decided(found: Receipt, kept: RecordedDecision, served: Candidate | None) -
     )
 
 
-class Explained(msgspec.Struct, frozen=True):
+class Explained(msgspec.Struct, frozen=True, omit_defaults=True):
     explanation: Explanation
     receipt: Receipt
+    providers: tuple[ProviderOffer, ...] = ()
+    """What else could serve it, in the order of its name's fallbacks; known of previews."""
 
 
 def explained(kept: RecordedDecision, ended: Ended | None = None) -> Explained:
     """The response of `/admin/explain`."""
     found = receipt(ended) if ended else decision_receipt(kept)
-    return Explained(
-        explain(kept.scene.scene(), kept.policy, found.candidates, kept.candidate_count, kept.reason), found
-    )
+    why = explain(kept.scene.scene(), kept.policy, found.candidates, kept.candidate_count, kept.reason)
+    return Explained(why, found, kept.providers)
 
 
 def explained_later(found: Receipt, scene: RecordedScene | None, policy: Policy | None) -> Explained:
@@ -277,6 +281,7 @@ class UsageWriter:
             "computed_tokens": used.computed_tokens,
             "output_tokens": used.output_tokens,
             "ttft_ms": ended.ttft_ms,
+            "money": ended.served.money if ended.served else None,
             "estimated": used.estimated or None,
         }
         self.sink(_encode({name: value for name, value in line.items() if value is not None}))

@@ -17,6 +17,7 @@ from router.policy.retry import RetryBudget
 from router.request.context import RequestContext
 from router.request.continuation.answer_words import WordsOf
 from router.request.continuation.later_pods import StepTimes
+from router.request.hosted import Hosted
 from router.request.inbound import HeaderList
 from router.types import Pod, PodId
 
@@ -48,7 +49,8 @@ class AttemptRules:
     `hands_over`: a gateway sends the request, and once it has the pod alone may try others; it sends each body once.
     `runs_prefill`: the router sends the prefill requests of splits nevertheless. `memory`: for bodies of requests and
     what is held of responses. `index`: how long predictions count, and for how many blocks of a pod without KV events;
-    `publishes_events`: whether the index receives a pod's events. `suspect`: a pod has said that it lacks something."""
+    `publishes_events`: whether the index receives a pod's events. `suspect`: a pod has said that it lacks something.
+    `hosted`: providers by name."""
 
     retries: int
     route_headers: bool
@@ -58,6 +60,7 @@ class AttemptRules:
     handoff_facts: FactsLookup
     suspect: Callable[[Pod, str], object] = lambda _pod, _need: None
     memory: FairBound = field(default_factory=body_memory)
+    hosted: Hosted = field(default_factory=dict)
     hands_over: bool = False
     runs_prefill: bool = False
     continuation: ContinuationRules | None = None

@@ -28,6 +28,9 @@ MAX_TOKENS_PER_S = 2000
 MAX_UNREAD_PROMPT_TOKENS = 1 << 20
 """At most counted for a prompt that the router does not read to its end."""
 
+MAX_PICTURE_TOKENS = 4096
+"""Pictures may add as many to a prompt whose length is only estimated."""
+
 
 class RequestContext(msgspec.Struct, eq=False):
     request: InferenceRequest
@@ -212,8 +215,15 @@ def counted_prompt_tokens(context: RequestContext) -> int | None:
     """Prompt tokens that the pod reports; the router's own number where that cannot be true."""
     reported, own, prompt = context.reader.prompt_tokens, context.prompt_tokens, context.prompt
     is_read = prompt is not None and not prompt.has_media and context.request.endpoint.api.is_chat
-    most = 2 * own + 256 if is_read else MAX_UNREAD_PROMPT_TOKENS
+    most = 2 * own + 256 if is_read else _most_unread_tokens(context, own)
     return reported if reported is None or reported <= most else own
+
+
+def _most_unread_tokens(context: RequestContext, own: int) -> int:
+    """The most prompt tokens that are believed of a prompt that was not read; of a provider, which takes money for
+    them, with room for a few pictures."""
+    is_hosted = context.candidate is not None and context.candidate.money is not None
+    return 2 * own + MAX_PICTURE_TOKENS if is_hosted else MAX_UNREAD_PROMPT_TOKENS
 
 
 def ttft_of_one_pod(context: RequestContext) -> tuple[PodId, float, float] | None:

@@ -142,6 +142,11 @@ class Endings:
             self.charges.end(hold, used, is_unknown=context.result == UpstreamTimeout.code or context.is_in_background)
         return used
 
+    def used(self, context: RequestContext, now_s: float) -> UsedTokens:
+        """What the request has used until now."""
+        counted = counted_output_tokens(context, now_s - context.phases.began_s)
+        return usage_of(context, counted, self._unseen_tokens(context, now_s))
+
     def _unseen_tokens(self, context: RequestContext, now_s: float) -> int:
         """About how many tokens a pod has generated of a response that was not seen, or of an unstreamed one that did
         not end: those of the time since the prefill, at the pod's pace. In the background, those that are expected."""

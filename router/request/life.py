@@ -9,7 +9,7 @@ same (`tests/kit/memory_front.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.apis.chat_rules import concerned_by
+from router.config.provider_schema import Provider
 from router.decision import Candidate
 from router.engines.engine_catalog import ENGINES, accepts_salt
 from router.errors import RouterError, UpstreamError
@@ -31,8 +32,9 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-from router.request.fallbacks import may_fall_back, received, usable
+from router.request.fallbacks import may_fall_back, received, refused, usable, with_reasons
 from router.request.fleet_state import Clock, FleetState
+from router.request.hosted import HostedModel, Refusal
 from router.request.inbound import Head, HeaderList
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -117,8 +119,10 @@ class Core:
                     await self.attempts(self.tracker(context), client, do)
                     return
                 except RouterError as error:
-                    if client.started or not await self._falls_back(context, error, do):
+                    if client.started or not context.request.fallbacks:
                         raise
+                    if not await self._falls_back(context, error, client, do):
+                        return
         except RouterError as error:
             self.endings.failed(context, error, has_answered=client.started)
             raise
@@ -130,30 +134,87 @@ class Core:
         finally:
             self.endings.end(context, was_slow=client.was_slow)
 
-    async def _falls_back(self, context: RequestContext, error: RouterError, do: Effects) -> bool:
-        """Whether another model of the request's name is to serve it: the first that has a ready pod."""
-        request, fleet = context.request, self.state.fleet
-        if not request.fallbacks or not may_fall_back(context, error):
-            return False
-        for number, model in usable(context, fleet, received(context)):
+    async def _falls_back(self, context: RequestContext, error: RouterError, client: Downstream, do: Effects) -> bool:
+        """Go on with the first fallback that can serve. False if a provider has served the request; True if it has
+        become one for another model. Raises the error, or that of the last provider, where there is none."""
+        request, fleet, hosted = context.request, self.state.fleet, self.rules.hosted
+        now_s, refusals = self.clock.now_s(), list[Refusal]()
+        if not may_fall_back(context, error):
+            raise error
+        for number, found in usable(context, fleet, hosted, received(context), now_s):
+            left = request.fallbacks[number:]
+            if isinstance(found, HostedModel):
+                try:
+                    asked = partial(found.request, request, left, error.code)
+                    if (refusal := await self._serve_hosted(context, found, asked, client, do)) is None:
+                        return False
+                    refusals.append(refusal)
+                except UpstreamError as failed:
+                    if client.started:
+                        raise
+                    error = failed
+                continue
             if self.charges is not None:
                 self.charges.withdraw(context)
             salts = accepts_salt(fleet.snapshot, request.fallbacks[number - 1], request.endpoint)
-            left = request.fallbacks[number:]
-            context.begin_again(await do.in_thread(partial(for_model, request, model, left, error.code, salts=salts)))
+            context.begin_again(await do.in_thread(partial(for_model, request, found, left, error.code, salts=salts)))
             return True
-        return False
+        refusals += refused(context, request.fallbacks, hosted, now_s)
+        for one in refusals:
+            self.counters.provider_refused(one.provider, one.code)
+        raise with_reasons(error, refusals)
 
-    async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
+    async def _serve_hosted(
+        self,
+        context: RequestContext,
+        one: HostedModel,
+        asked: Callable[[], InferenceRequest],
+        client: Downstream,
+        do: Effects,
+    ) -> Refusal | None:
+        """Have a provider serve the request that `asked` makes, or return which budget does not allow it. Raises
+        `RouterError`."""
+        charges, tokens, failure = self.charges, context.prompt_tokens, None
+        assert charges is not None
+        spending = await charges.spend(context, one, do)
+        if isinstance(spending, Refusal):
+            return spending
+        charges.withdraw(context)
+        try:
+            context.begin_again(await do.in_thread(asked))
+            context.unread_tokens, context.reader = tokens, TokenCountingReader(context.reader.format)
+            if context.tenant.quotas:
+                await charges.begin(context, do)
+            output_tokens = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)
+            context.decision = one.decision(context, output_tokens)
+            if context.hold is not None:
+                await charges.charge(context, output_tokens, do)
+            tracker = Tracker(context, self.state, self.rules, self.counters)
+            await self.attempts(tracker, client, do, one.provider)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            now_s = self.clock.now_s()
+            money = one.ended(context, self.endings.used(context, now_s), failure, now_s)
+            charges.spent(spending, money)
+        return None
+
+    async def attempts(
+        self, tracker: Tracker, client: Downstream, do: Effects, provider: Provider | None = None
+    ) -> None:
         """Try candidates until one has responded. Each is booked before the first await, and released in any case.
-        Raises the error of the last one."""
+        `provider`: it is the only one. Raises the error of the last one."""
         now_s = self.clock.now_s
         try:
             candidate: Candidate | None = tracker.first(now_s())
             while candidate is not None:
                 self.begin(tracker, candidate, do)
                 try:
-                    await do.attempt(tracker, candidate, client)
+                    if provider is None:
+                        await do.attempt(tracker, candidate, client)
+                    else:
+                        await do.ask(provider, tracker, client)
                     return
                 except UpstreamError as error:
                     tracker.release(now_s())
@@ -192,7 +253,11 @@ class Core:
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
         context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         await self._read(context, do, None)
-        return self.decisions.preview(context)
+        kept = self.decisions.preview(context)
+        found = usable(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        output_tokens = self.state.output_lengths.charged_tokens(request, request.tenant)
+        kept.providers = tuple(one.offer(context, output_tokens) for _, one in found if isinstance(one, HostedModel))
+        return kept
 
     async def _read(self, context: RequestContext, do: Effects, owner: str | None) -> None:
         """Find the stored response that a request of `owner` continues, and read its prompt."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, inf
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -24,6 +24,7 @@ from router.observe.ended import UsedTokens
 from router.request.context import RequestContext
 from router.request.effects import Effects
 from router.request.fleet_state import Clock
+from router.request.hosted import HostedModel, Refusal, in_units
 from router.request.inbound import HeaderList
 
 T = TypeVar("T")
@@ -31,6 +32,14 @@ MAX_EXCHANGES = 16
 """Exchanges of shares that a request waits for: others may come meanwhile, and take what it has asked for."""
 MAX_WAIT_S = 1.0
 """No further exchange is waited for after this time: Redis is slow."""
+
+
+class Spending(NamedTuple):
+    """What was counted for one request, in that second."""
+
+    meters: Sequence[Meter]
+    second: int
+    amount: int
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +89,40 @@ class QuotaCharges:
             )
         context.limit_headers = limit_headers(context.request.endpoint, hold.applied, now_s, self.clock.unix_s())
 
+    async def spend(self, context: RequestContext, one: HostedModel, do: Effects) -> Spending | Refusal:
+        """Count the most that the request can cost at a provider, in its budget and that of the tenant."""
+        tenant, request, provider = context.tenant, context.request, one.provider
+        meters = self.quotas.money_of(provider.pod.id, provider.quotas, provider.name)
+        meters = [*meters, *self.quotas.money_of(tenant.name, tenant.quotas, provider.name, request.name)]
+        amount = in_units(one.most_money(context))
+        short = self.quotas.spend(meters, amount, self.clock.now_s())
+        if short is not None:
+            again = partial(self.quotas.spend, meters, amount)
+            short = await self._waited(short, lambda: again(self.clock.now_s()), do)
+        if short is None:
+            return Spending(meters, int(self.clock.now_s()), amount)
+        is_own = short.meter == meters[0].key
+        code, whose = ("budget", "its budget") if is_own else ("tenant_budget", "your budget for providers")
+        why = f"Provider {provider.name} is not asked, because {whose} of this hour is used."
+        return Refusal(provider.name, code, why)
+
+    def spent(self, spending: Spending, money: float | None) -> None:
+        """Replace the most by what a request has cost; None: unknown."""
+        if money is not None:
+            more = in_units(money) - spending.amount
+            self.quotas.spent(spending.meters, spending.second, more, self.clock.now_s())
+
     async def _fitting(self, context: RequestContext, short: Short, count: Callable[[], T | Short], do: Effects) -> T:
         """What `count` returns once a request fits that is `short` of something. Raises `QuotaExceeded`."""
+        found = await self._waited(short, count, do)
+        if isinstance(found, Short):
+            if context.hold is not None:
+                self.quotas.end(context.hold, 0, 0, self.clock.now_s())
+            raise self._refusal(context.tenant, context.request.endpoint, found)
+        return found
+
+    async def _waited(self, short: Short, count: Callable[[], T | Short], do: Effects) -> T | Short:
+        """What `count` returns once a request fits that is `short` of something, or that waits for nothing more."""
         found: T | Short = short
         until_s = self.clock.now_s() + MAX_WAIT_S
         for _ in range(MAX_EXCHANGES):
@@ -91,10 +132,6 @@ class QuotaCharges:
                 break
             await do.quota_sync()
             found = count()
-        if isinstance(found, Short):
-            if context.hold is not None:
-                self.quotas.end(context.hold, 0, 0, self.clock.now_s())
-            raise self._refusal(context.tenant, context.request.endpoint, found)
         return found
 
     def count_refused(self, tenant: Tenant) -> None:

@@ -20,6 +20,7 @@ from router.engines.engine_catalog import accepts_salt
 from router.errors import DECODE_ERRORS, MalformedRequest, NoReadyPod, UnknownModel, not_json, shortened
 from router.fleet.fleet import Fleet
 from router.prompt.completion import number_of_prompts
+from router.request.hosted import STAYS, Hosted
 from router.request.parse import (
     PARSERS,
     has_engine_fields,
@@ -47,7 +48,7 @@ _NO_NAME = _Target("")
 
 class RequestReader:
     """Reads requests of all APIs. `configured`: names of models that will be served, perhaps by pods that have not
-    started yet. `names`: of the file of names, if there is one."""
+    started yet. `names`: of the file of names, if there is one; `hosted`: providers among their fallbacks."""
 
     def __init__(
         self,
@@ -56,9 +57,11 @@ class RequestReader:
         max_messages: int,
         configured: frozenset[str],
         names: NamesInUse | None = None,
+        hosted: Hosted | None = None,
     ) -> None:
         self._fleet = fleet
         self._names = names
+        self.hosted = hosted or {}
         self._trusts_engine_fields = edge.trust_engine_fields
         self._max_messages = max_messages
         self._configured = configured
@@ -90,7 +93,7 @@ class RequestReader:
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
             target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
-        base, adapter = self._resolve(target.model or model, tenant, target.name)
+        base, adapter = self._resolve(target.model or model, tenant, target, endpoint)
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
@@ -157,23 +160,28 @@ class RequestReader:
         return _Target(model, name, fallbacks)
 
     def _served(self, target: _Target) -> _Target:
-        """The same, or its first fallback that a pod serves, if only that is served."""
-        found = target
-        while self._fleet.resolve(found.model) is None:
-            if not found.fallbacks:
-                return target
-            found = _Target(found.fallbacks[0], found.name, found.fallbacks[1:], NoReadyPod.code)
-        return found
+        """The same, or its first fallback that a pod serves, if none serves the target and no provider is before it."""
+        for number, model in enumerate(target.fallbacks if self._fleet.resolve(target.model) is None else (), 1):
+            if model in self.hosted:
+                break
+            if self._fleet.resolve(model) is not None:
+                return _Target(model, target.name, target.fallbacks[number:], NoReadyPod.code)
+        return target
 
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
 
-    def _resolve(self, model: str, tenant: Tenant, name: str) -> tuple[str, str]:
-        """Base model and adapter. One that the tenant may not use does not exist for it. `name`: what it was asked
-        by, if that is another name."""
+    def _resolve(self, model: str, tenant: Tenant, target: _Target, endpoint: Endpoint) -> tuple[str, str]:
+        """Base model and adapter. One that the tenant may not use does not exist for it. `target`: what it became of,
+        if that is another name."""
         found = self._fleet.resolve(model)
-        if found is None and (name or model in self._configured) and tenant.may_use(model, ""):
-            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
+        if found is None and (target.name or model in self._configured) and tenant.may_use(model, ""):
+            found_hosted = filter(None, map(self.hosted.get, target.fallbacks))
+            providers = [one.provider.name for one in found_hosted if one.serves(endpoint)]
+            if providers and not tenant.data_stays:
+                return model, ""
+            why = " ".join(["", *map(STAYS.format, providers)])
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.{why}", model=model)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.decision import Candidate, Plan, Split
-from router.engines.engine_catalog import ENGINES
+from router.engines.engine_catalog import ANSWERING
 from router.engines.lacks import LACK_STATUSES, USAGE_OF_STREAMS, lacking
 from router.errors import ConnectFailed, NoReadyPod, NotServed, UpstreamBroken, UpstreamError
 from router.index.stored_responses import StoredResponse
@@ -108,7 +108,8 @@ class Tracker:
         context, tried = self.context, len(self.context.suspects) + 1
         if not context.repeatable:
             return True
-        has_fallback = bool(context.request.fallbacks) and any(usable(context, self._state.fleet, tried))
+        fleet, hosted = self._state.fleet, self._rules.hosted
+        has_fallback = bool(context.request.fallbacks) and any(usable(context, fleet, hosted, tried, context.sent_s))
         return not has_fallback and (tried >= MAX_FAILED_ATTEMPTS or self._next() is None)
 
     def _next(self) -> Candidate | None:
@@ -293,7 +294,7 @@ class Tracker:
         candidate, usage = self.context.candidate, self.context.request.usage
         assert candidate is not None
         hides_total = usage is UsageShown.NONE
-        hides_steps = usage is not UsageShown.ALL and ENGINES[candidate.plan.pod.engine].may_force_usage
+        hides_steps = usage is not UsageShown.ALL and ANSWERING[candidate.plan.pod.engine].may_force_usage
         if not (hides_total or hides_steps):
             return None
         return UsageFilter(hides_total, hides_steps, is_single=self.context.request.choices == 1)
@@ -401,7 +402,7 @@ class Tracker:
         context = self.context
         if context.status in LACK_STATUSES and context.candidate is not None:
             pod = context.candidate.pod
-            self._lack = lacking(ENGINES[pod.engine].lack_answers, context.status, said, context.asks)
+            self._lack = lacking(ANSWERING[pod.engine].lack_answers, context.status, said, context.asks)
             if self._lack:
                 self._rules.suspect(pod, self._lack)
         return bool(self._lack)
@@ -411,7 +412,7 @@ class Tracker:
         candidate = self.context.candidate
         assert candidate is not None
         is_error = self.context.status == DOUBTFUL_STATUS or (self._has_events and has_early_error(held))
-        return is_error and ENGINES[candidate.plan.pod.engine].is_dead(held)
+        return is_error and ANSWERING[candidate.plan.pod.engine].is_dead(held)
 
     def _stepped(self, now_s: float) -> None:
         """A piece has come: about one decode step of the pod that answers."""

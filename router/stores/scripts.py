@@ -224,7 +224,7 @@ _KEPT_MS = 120_000
 """Keys of quotas that nobody uses expire after this time."""
 
 EXCHANGE_SHARES: Final = f"""{NOW}
--- KEYS members meter...; ARGV member, then for each meter: limit used wanted
+-- KEYS members meter...; ARGV member, then for each meter: limit used wanted kept_ms
 local ttl_ms, silent_ms, alive = {int(ROW_TTL_S * 1000)}, {int(SILENT_S * 1000)}, {{}}
 local function text(number) return string.format('%.0f', number) end
 local member, answer = ARGV[1], {{0}}
@@ -232,12 +232,12 @@ for _, key in ipairs(KEYS) do
   if redis.call('HLEN', key) > {MAX_ROWS} then redis.call('UNLINK', key) end
 end
 local function number(digits) return math.min(tonumber(digits), 1e15) end
-local function is_gone(row_ms) return not row_ms or math.abs(now_ms - number(row_ms)) > ttl_ms end
+local function is_gone(row_ms, kept_ms) return not row_ms or math.abs(now_ms - number(row_ms)) > kept_ms end
 redis.call('HSET', KEYS[1], member, text(now_ms))
 redis.call('PEXPIRE', KEYS[1], {_KEPT_MS})
 local members = redis.call('HGETALL', KEYS[1])
 for i = 1, #members, 2 do
-  if is_gone(string.match(members[i + 1], '^%d+$')) then
+  if is_gone(string.match(members[i + 1], '^%d+$'), ttl_ms) then
     redis.call('HDEL', KEYS[1], members[i])
   else
     answer[1] = answer[1] + 1
@@ -245,14 +245,15 @@ for i = 1, #members, 2 do
   end
 end
 for meter = 2, #KEYS do
-  local at = 3 * meter - 4
+  local at = 4 * meter - 6
   local limit, used, wanted = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local kept_ms = tonumber(ARGV[at + 3])
   local free, others_used, key = limit, 0, KEYS[meter]
   local rows = redis.call('HGETALL', key)
   for i = 1, #rows, 2 do
     if rows[i] ~= member then
       local row_used, row_ceiling, row_ms = string.match(rows[i + 1], '^(%d+) (%d+) (%d+)$')
-      if is_gone(row_ms) then
+      if is_gone(row_ms, kept_ms) then
         redis.call('HDEL', key, rows[i])
       else
         free = free - number(alive[rows[i]] and row_ceiling or row_used)
@@ -263,7 +264,7 @@ for meter = 2, #KEYS do
   local ceiling = math.max(used, math.min(used + wanted, free))
   if ceiling > 0 then
     redis.call('HSET', key, member, text(used) .. ' ' .. text(ceiling) .. ' ' .. text(now_ms))
-    redis.call('PEXPIRE', key, {_KEPT_MS})
+    redis.call('PEXPIRE', key, math.max(kept_ms, {_KEPT_MS}))
   else
     redis.call('HDEL', key, member)
   end

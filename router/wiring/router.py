@@ -41,6 +41,7 @@ from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.openai_edge import OpenAiEdge
+from router.frontends.http.provider import ProviderPools
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.observe.changes import Changes
@@ -57,6 +58,7 @@ from router.policy.retry import RetryBudget
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.decisions import Routing
 from router.request.fleet_state import Clock
+from router.request.hosted import HostedModel
 from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
@@ -67,7 +69,7 @@ from router.wiring.fleet import build_fleet, build_prompts
 if TYPE_CHECKING:
     from router.admission.tenant import Tenants
     from router.config.models import ModelPrior
-    from router.config.schema import Edge, PickerListen, RouterConfig, TracingConfig
+    from router.config.schema import Edge, Limits, PickerListen, RouterConfig, TracingConfig
     from router.config.watched_file import StaleFile
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
@@ -143,9 +145,8 @@ def build_router(
         hands_over=front.hands_over,
     )
     next_exchange = access.shared.next_exchange if access.shared else None
-    forwarder = build_forwarder(
-        core, pools, config.edge, metrics, prompts.readers, pods.responses, next_exchange, prompts.unlisted, front.kind
-    )
+    parts = core, pools, config.edge, metrics, prompts.readers, pods.responses, next_exchange, prompts.unlisted
+    forwarder = build_forwarder(*parts, front.kind, provider_pools(config, pools))
     objectives = pods.sources.objectives if front.has_objectives and config.admission is not None else ()
     edges = build_edge(
         pods, core, forwarder, records, policy_feed, access, files, objectives, lambda _app: router.run()
@@ -330,12 +331,14 @@ def build_access(pods: FleetParts, changes: Changes) -> Access:
     config, metrics, jwts, names = pods.config, pods.metrics, JwtVerifier(), None
     files: dict[str, WatchedFile[Any]] = {}
     if config.names:
-        files["names"] = watched_names(Path(config.names), names := NamesInUse(), changes)
-    shared = pods.cluster.quotas if pods.cluster and config.tenants else None
+        providers = [one.name for one in config.providers]
+        files["names"] = watched_names(Path(config.names), names := NamesInUse(), changes, providers)
+    shared = pods.cluster.quotas if pods.cluster and (config.tenants or config.providers) else None
     quotas = Quotas(shared.sharing if shared else None)
+    charges = QuotaCharges(quotas, SYSTEM_CLOCK, shared is not None, metrics.by_class.observe_quota_refusal)
     if config.tenants is None:
         gate = AdmissionGate(None, config.edge.control_paths, jwts)
-        return Access(gate, None, None, quotas, None, None, names, files)
+        return Access(gate, None, None, quotas, shared, charges if config.providers else None, names, files)
     from router.feeds.signing_keys import SigningKeyFeed
 
     tenants, failing = watched_tenants(Path(config.tenants)), metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
@@ -350,7 +353,7 @@ def build_access(pods: FleetParts, changes: Changes) -> Access:
         signing_keys=SigningKeyFeed(grants, jwts, pods.pools.get_url, failing),
         quotas=quotas,
         shared=shared,
-        charges=QuotaCharges(quotas, SYSTEM_CLOCK, shared is not None, metrics.by_class.observe_quota_refusal),
+        charges=charges,
         names=names,
         files=files,
     )
@@ -384,6 +387,7 @@ def build_core(
         handoff_facts=handoff_facts,
         suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
+        hosted={} if hands_over else {one.name: HostedModel(one) for one in config.providers},
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,
@@ -415,6 +419,7 @@ def build_forwarder(
     next_exchange: Callable[[], Awaitable[None]] | None = None,
     unlisted: PromptReader | None = None,
     kind: Callable[..., Forwarder] = Forwarder,
+    providers: ProviderPools | None = None,
 ) -> Forwarder:
     """`next_exchange`, `unlisted`: see `Waits`. `kind`: makes one of the parts of a `Forwarder`."""
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
@@ -428,7 +433,15 @@ def build_forwarder(
         sender=sender,
         splits=SplitExecutor(core.state, facts, sender, metrics),
         pulls=PullExecutor(core.state.fleet, facts, sender),
+        providers=providers or {},
     )
+
+
+def provider_pools(config: RouterConfig, pools: UpstreamPools) -> ProviderPools:
+    def limits(timeout_s: float) -> Limits:
+        return config.limits.model_copy(update={"first_byte_timeout_s": timeout_s, "idle_timeout_s": timeout_s})
+
+    return {one.name: pools.add(one.pod, limits(one.timeout_s)) for one in config.providers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +489,7 @@ def build_edge(
         access.gate,
         forwarder,
         core.endings,
-        RequestReader(fleet, config.edge, config.limits.max_messages, models, access.names),
+        RequestReader(fleet, config.edge, config.limits.max_messages, models, access.names, core.rules.hosted),
         pods.responses,
         config.edge,
         config.limits,

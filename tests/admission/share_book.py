@@ -33,7 +33,7 @@ class ShareBook:
     def _grant(self, member: str, report: CeilingReport, now_s: float) -> Grant:
         rows = self.rows.setdefault(report.meter, {})
         alive = {one for one, at_s in self.members.items() if at_s + SILENT_S >= now_s}
-        for gone in [one for one, row in rows.items() if row.at_s + ROW_TTL_S < now_s]:
+        for gone in [one for one, row in rows.items() if row.at_s + report.kept_s < now_s]:
             del rows[gone]
         others = {one: row for one, row in rows.items() if one != member}
         free = report.limit - sum(row.ceiling if one in alive else row.used for one, row in others.items())

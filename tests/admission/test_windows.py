@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.admission.meter import WINDOW_S, SlidingWindow, UseGauge, freed_at
+from router.admission.meter import WINDOW_S, HourWindow, SlidingWindow, UseGauge, freed_at
 
 STEPS = st.lists(st.tuples(st.floats(0, 40), st.integers(0, 50)), max_size=60)
 
@@ -17,16 +18,20 @@ def timed(steps: list[tuple[float, int]]) -> list[tuple[float, int]]:
     return list(zip(accumulate(wait_s for wait_s, _ in steps), (amount for _, amount in steps), strict=True))
 
 
-@given(STEPS)
-def test_amounts_count_for_a_minute_and_at_most_a_second_longer(steps: list[tuple[float, int]]) -> None:
-    window, added = SlidingWindow(), list[tuple[float, int]]()
-    for now_s, amount in timed(steps):
+@pytest.mark.parametrize(("kind", "scale"), [(SlidingWindow, 1), (HourWindow, 60)])
+@given(steps=STEPS)
+def test_amounts_count_for_the_whole_window_and_little_longer(
+    kind: type[SlidingWindow], scale: int, steps: list[tuple[float, int]]
+) -> None:
+    """A minute and at most a second, an hour and at most a minute."""
+    window, added = kind(), list[tuple[float, int]]()
+    for now_s, amount in timed([(wait_s * scale, amount) for wait_s, amount in steps]):
         window.at(int(now_s))
         window.add(int(now_s), amount)
         added.append((now_s, amount))
-        last_minute = sum(each for at_s, each in added if at_s > now_s - WINDOW_S)
-        longer = sum(each for at_s, each in added if at_s > now_s - WINDOW_S - 1)
-        assert last_minute <= window.at(int(now_s)) <= longer
+        last = sum(each for at_s, each in added if at_s > now_s - kind.window_s)
+        longer = sum(each for at_s, each in added if at_s > now_s - kind.kept_s)
+        assert last <= window.at(int(now_s)) <= longer
     assert window.at(10**9) == 0 and not window.leaving()
 
 

@@ -45,6 +45,17 @@ def test_a_name_may_be_that_of_one_of_its_own_models(tmp_path: Path) -> None:
     assert read(tmp_path, f"names: [{{name: gpt, to: qwen}}, {canary}]").exact["gpt"].weights == {"qwen": 1}
 
 
+@pytest.mark.parametrize("to", ["to: p", "to: m, rules: [{tenants: [t], to: {m: 1, p: 1}}]"])
+def test_a_provider_is_only_a_fallback(tmp_path: Path, to: str) -> None:
+    """No rule, header or weight chooses one while pods serve."""
+    file = tmp_path / "names.yaml"
+    file.write_text("names:\n- {name: a, to: m, fallbacks: [p]}")
+    assert read_names(file, ["p"]).exact["a"].fallbacks == ("p",)
+    file.write_text(f"names:\n- {{name: a, {to}}}")
+    with pytest.raises(ConfigError, match=r"names.yaml:2: names.0.(rules.0.)?to: 'p' is a provider, which may only be"):
+        read_names(file, ["p"])
+
+
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [

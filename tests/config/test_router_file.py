@@ -90,3 +90,34 @@ def test_a_wrong_authority_of_an_api_server_is_refused_with_its_line(tmp_path: P
         check(path, f"{text}      ca_file: {ca}\n")
     check(path, f"{text.replace('https', 'http')}      ca_file: {ca}\n")
     check(path, f"{text}      ca_file: ''\n")
+
+
+PROVIDER = """providers:
+- name: hosted
+  url: https://a
+  model: m
+  key_file: {key}
+  price: {{prompt: 1, output: 2}}
+  budget_per_hour: 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "where"),
+    [
+        ("https://a", "http://a", "12: providers.0.url: must begin with https://"),
+        ("name: hosted", "name: one", "11: providers.0.name: is also that of models.0"),
+        ("{prompt: 1, output: 2}", "{prompt: 1}", "15: providers.0.price.output: "),
+        ("budget_per_hour: 3", "budget_per_hour: 0", "16: providers.0.budget_per_hour: "),
+        ("key_file: ", "key_file: /nowhere", "14: providers.0.key_file: "),
+        ("  model: m", "  api: gemini\n  model: m", "13: providers.0.api: "),
+    ],
+)
+def test_a_mistake_in_a_provider_is_refused_with_its_line(tmp_path: Path, right: str, wrong: str, where: str) -> None:
+    path, key = tmp_path / "router.yaml", tmp_path / "key.txt"
+    key.write_text("the-key")
+    text = GOOD + PROVIDER.format(key=key)
+    check(path, text)
+    with pytest.raises(ConfigError) as caught:
+        check(path, text.replace(right, wrong))
+    assert str(caught.value).startswith(f"{path}:{where}") and "the-key" not in str(caught.value)

@@ -285,6 +285,10 @@ def test_a_validation_error_that_nobody_catches_shows_no_value() -> None:
 
 SOURCES = {"file": "path: x", "dns": "name: x, port: 1", "kubernetes": "selector: x"}
 KEY_FILES = {
+    "providers.key_file": (
+        "providers: [{name: a, url: 'https://h', model: m, key_file: FILE, "
+        "price: {prompt: 1, output: 1}, budget_per_hour: 1}]\n"
+    ),
     "pods.auth.bearer_file": "pods: [{url: 'http://h', auth: {bearer_file: FILE}}]\n",
     **{
         f"discovery.{source}.pod.auth.bearer_file": (
@@ -313,7 +317,7 @@ TLS_FILES = {
     for tls in ("index.redis.tls", "pods.tls", *(f"discovery.{source}.pod.tls" for source in SOURCES))
     for name in ("ca_file", "cert_file", "key_file")
 } | {"discovery.kubernetes.api.ca_file", "listen.tls.cert_file", "listen.tls.key_file"}
-TLS_FILES |= {"picker.tls.cert_file", "picker.tls.key_file"}
+TLS_FILES |= {"providers.ca_file", "picker.tls.cert_file", "picker.tls.key_file"}
 """Files that OpenSSL reads."""
 CONTENTS = {
     "two words": f"{CANARY} {CANARY}".encode(),

@@ -73,6 +73,7 @@ WELL: Mapping[str, str] = {
     f"warmroute_loop_lag_seconds_count{{{TARGET}}}": "0+6000",
     f"process_open_fds{{{TARGET}}}": "300",
     f"process_max_fds{{{TARGET}}}": "1024",
+    f'warmroute_provider_money_total{{{TARGET},provider="hosted"}}': "3",
 }
 """A fleet in which all is well: value a minute, or start and increase a minute."""
 
@@ -148,6 +149,9 @@ INCIDENTS: Mapping[str, Incident] = {
     ),
     "WarmrouteLoopLag": Incident(changed("warmroute_loop_lag_seconds_bucket", "0+5700"), OF_ROUTER),
     "WarmrouteOpenFiles": Incident(changed("process_open_fds", "1000"), OF_ROUTER),
+    "WarmrouteProviderPaid": Incident(
+        changed("warmroute_provider_money", "0+0.1"), {"namespace": "llm", "provider": "hosted"}
+    ),
 }
 
 

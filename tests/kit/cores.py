@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as replace_field
 from typing import Any
 
@@ -15,6 +15,7 @@ from router.admission.tenant import Slo
 from router.config.index_schema import Index
 from router.config.models import slo_lookup
 from router.config.policy_files import load_classes
+from router.config.provider_schema import Provider
 from router.config.schema import Edge, Limits, ModelConfig, RouterConfig, UsageFile
 from router.decision import Candidate, Cost, Plan, RouteDecision
 from router.fleet.breaker import Breaker
@@ -99,6 +100,7 @@ class CoreOfPods:
         admission: AdmissionConfig | None = None,
         slo: Slo | None = None,
         records_all: bool = False,
+        providers: Sequence[Provider] = (),
     ) -> None:
         """`records_all`: receipts, usage and shadow caches, too."""
         self.fleet, self.ledger, self.store, self.metrics = Fleet(), Ledger(), WatchedStore(), Metrics()
@@ -136,6 +138,7 @@ class CoreOfPods:
             limits=Limits(retries=retries),
             admission=admission,
             models=(ModelConfig(name="m", slo=slo),),
+            providers=tuple(providers),
             usage=UsageFile(file="usage.jsonl" if records_all else None),
             index=Index(predicted_ttl_s=60.0, no_events_ttl_s=60.0, no_events_capacity_tokens=1000),
         )

@@ -14,6 +14,7 @@ from router.admission.admission_queue import AdmissionQueue
 from router.admission.fair_order import Waiting
 from router.admission.names import Names, NamesInUse
 from router.admission.tenant import OPEN_TENANT, Tenant
+from router.config.provider_schema import Provider
 from router.decision import Candidate
 from router.endpoints import endpoint_of
 from router.errors import RouterError, UpstreamError, status_of
@@ -167,6 +168,11 @@ class MemoryExchange(Effects):
         self.asked.append(candidate.pod.id)
         await pause()
 
+    async def ask(self, provider: Provider, tracker: Tracker, client: Downstream) -> None:
+        self.tracker = tracker
+        self.asked.append(provider.pod.id)
+        await pause()
+
     # --- what pods do ---
 
     def head(self, status: int = 200, *, is_stream: bool = True) -> bool:
@@ -257,7 +263,8 @@ class MemoryRouter:
         clock = Clock(lambda: self.now_s, lambda: 1e9 + self.now_s)
         self.known = CoreOfPods(pods_at({name: f"http://{name}" for name in "abc"}), clock=clock, **settings)
         names_in_use = NamesInUse(names) if names else None
-        reader = RequestReader(self.known.fleet, self.known.config.edge, 100, frozenset(), names_in_use)
+        hosted = self.known.core.rules.hosted
+        reader = RequestReader(self.known.fleet, self.known.config.edge, 100, frozenset(), names_in_use, hosted)
         self.read: list[InferenceRequest] = []
         self.front = MemoryFront(self.known.core, reader, self._tokens)
 

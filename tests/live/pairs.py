@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -30,6 +30,8 @@ PATIENCE_S = 180.0
 """NIXL over TCP sometimes stalls for half a minute when four processes share two cores."""
 LEASE_S = 20
 """How long NIXL's prefill pod holds KV that is not taken, as long as its stalls."""
+IDLE_LOOPS = Path(__file__).parents[2] / "../shared/engines/nixl_idle"
+"""Lets the idle loops of NIXL and vLLM pause for longer, where it is: four pods need more than two cores otherwise."""
 QUIET_POLLS = 5
 """Seconds without a prompt, after which the router's tests of a pod have ended."""
 BOOTSTRAP_PORT = 8998
@@ -126,13 +128,15 @@ class Connector:
 
 
 @contextmanager
-def _nixl(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+def _nixl(_: Path, **more: Any) -> Iterator[tuple[PodOptions, PodOptions]]:
+    """`more`: settings of the connector."""
+
     def half(role: str) -> PodOptions:
         transfer = {
             "kv_connector": "NixlConnector",
             "kv_role": role,
             "kv_buffer_device": "cpu",
-            "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
+            "kv_connector_extra_config": {"kv_lease_duration": LEASE_S, **more},
         }
         environment = {
             "UCX_TLS": "tcp,self,sysv,posix,cma",
@@ -231,9 +235,36 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
         ]
         prefill, decode = stack.enter_context(started_together(starts))
         relay = stack.enter_context(Relay(prefill).running())
-        urls = stack.enter_context(router(folder, _config(kind.dialect, relay.url, decode.url)))
+        config = _config(kind.dialect, [relay.url], [decode.url], failures_to_eject=1000)
+        urls = stack.enter_context(router(folder, config))
         _await_end_of_tests(decode.url)
         yield Pair(connector, relay, decode, urls.public, urls.admin)
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Pods that hand over with NIXL, and the router."""
+
+    prefills: list[EngineProcess]
+    decodes: list[EngineProcess]
+    url: str
+    admin_url: str
+
+
+@contextmanager
+def nixl_fleet(folder: Path, pairs: int, installed: str = "pairs", **more: Any) -> Iterator[Fleet]:
+    """Pairs with NIXL behind one router, with these settings of the connector; a minute on two cores and 4 GiB
+    for each."""
+    with ExitStack() as stack:
+        halves = [half for _ in range(pairs) for half in stack.enter_context(_nixl(folder, **more))]
+        starts = [partial(_start, f"nixl-{at}", half, installed) for at, half in enumerate(halves)]
+        pods = stack.enter_context(started_together(starts))
+        prefills, decodes = pods[::2], pods[1::2]
+        config = _config("nixl", [pod.url for pod in prefills], [pod.url for pod in decodes])
+        urls = stack.enter_context(router(folder, config))
+        for pod in decodes:
+            _await_end_of_tests(pod.url)
+        yield Fleet(prefills, decodes, urls.public, urls.admin)
 
 
 def _await_end_of_tests(url: str) -> None:
@@ -247,22 +278,23 @@ def _await_end_of_tests(url: str) -> None:
     assert quiet == QUIET_POLLS, f"{url} gets prompts that nobody sent"
 
 
-def _start(name: str, half: PodOptions) -> EngineProcess:
-    """LMCache loads the installed Mooncake as well."""
+def _start(name: str, half: PodOptions, installed: str = "pairs") -> EngineProcess:
+    """LMCache loads the installed Mooncake as well. Another vLLM finds NIXL among the packages of the pairs."""
+    packages = next((HOME / "pairs" / "lib").glob("python3.*")) / "site-packages"
     return start_vllm(
         name,
         free_port(),
         MODEL,
         kv_port=free_port(),
         extra_args=("--kv-transfer-config", json.dumps(half.transfer)),
-        installed="pairs",
-        environment={**mooncake_environment(), **half.environment},
+        installed=installed,
+        environment={**mooncake_environment(), **half.environment, "PYTHONPATH": f"{IDLE_LOOPS}:{packages}"},
     )
 
 
-def _config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
-    """The decode pod's prior has slow prefills, so that a split always pays; a dead pod is ejected late, so that
-    requests reach it."""
+def _config(dialect: str, prefills: Sequence[str], decodes: Sequence[str], **probes: Any) -> dict[str, Any]:
+    """The decode pods' prior has slow prefills, so that a split always pays. With 1000 `failures_to_eject` requests
+    reach a dead pod."""
 
     def pod(url: str, role: str, c0_ms: float) -> dict[str, Any]:
         speed = {"c0_ms": c0_ms, "c1_ms_per_token": 0.1, "c2_ms_per_token2": 0.0}
@@ -270,7 +302,7 @@ def _config(dialect: str, prefill_url: str, decode_url: str) -> dict[str, Any]:
 
     return {
         "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
-        "pods": [pod(prefill_url, "prefill", 1.0), pod(decode_url, "decode", 1000.0)],
+        "pods": [pod(url, "prefill", 1.0) for url in prefills] + [pod(url, "decode", 1000.0) for url in decodes],
         "links": {"elsewhere": {"t0_ms": 1.0, "gb_per_s": 100.0}},
-        "probes": {"failures_to_eject": 1000},
+        "probes": probes,
     }

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from router.admission.meter import HourWindow
 from router.admission.sharing import CeilingReport, Grant, Grants, MeterSharing
 from router.feeds import shared_rows
 from router.feeds.shared_rows import SharedQuotas
@@ -73,6 +74,20 @@ async def test_a_process_holds_what_it_has_used_a_second_after_its_last_exchange
     await gone.grants([CeilingReport("m", 10, 6, 4)])
     await connection.client.hset(KEYS.quota_members, "gone", str(NOW_MS - 1100))
     assert await here.grants([CeilingReport("m", 10, 1, 5)]) == Grants([Grant(4, 6, 0)], 2)
+
+
+@pytest.mark.usefixtures("still_clock")
+async def test_money_of_a_process_that_is_gone_stays_spent_for_an_hour(connection: RedisConnection) -> None:
+    """Else a router that restarts would have the whole budget again."""
+    gone, here = (book_of(connection, name) for name in ("gone", "here"))
+    money = CeilingReport("m", 10, 6, 4, HourWindow.kept_s)
+    await gone.grants([money])
+    own = CeilingReport("m", 10, 0, 9, HourWindow.kept_s)
+    for silent_s, grant in ((3000, Grant(4, 6, 0)), (HourWindow.kept_s + 1, Grant(9, 0, 1))):
+        at_ms = str(NOW_MS - 1000 * silent_s)
+        await connection.client.hset(KEYS.quota("m"), "gone", f"6 10 {at_ms}")
+        await connection.client.hset(KEYS.quota_members, "gone", at_ms)
+        assert await here.grants([own]) == Grants([grant], 1)
 
 
 async def test_a_row_that_cannot_be_read_counts_as_gone(connection: RedisConnection) -> None:

@@ -21,6 +21,7 @@ from router.admission.admission_queue import AdmissionConfig, AdmissionQueue
 from router.config.load import shipped
 from router.config.models import ModelPrior, load_priors
 from router.config.pod_schema import PodConfig
+from router.config.provider_schema import Provider
 from router.config.schema import (
     ContinuationConfig,
     Edge,
@@ -254,6 +255,7 @@ def deploy(
         tracing: TracingConfig | None = None,
         tenants: Path | None = None,
         names: Path | None = None,
+        providers: Sequence[Provider] = (),
         usage: Path | None = None,
         admission: AdmissionConfig | None = None,
         continuation: ContinuationConfig | None = None,
@@ -279,6 +281,7 @@ def deploy(
                 tracing=tracing or TracingConfig(),
                 tenants=str(tenants) if tenants else None,
                 names=str(names) if names else None,
+                providers=tuple(providers),
                 usage=UsageFile(file=str(usage) if usage else None),
                 admission=admission,
                 continuation=continuation or ContinuationConfig(),

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
+from router.config.provider_schema import Provider
 from router.decision import Candidate, Split
 from router.errors import UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
+from router.frontends.http.provider import ProviderPools, ask
 from router.frontends.http.relay import AnyReply, message_error, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
 from router.frontends.waits import Waits
@@ -63,6 +65,7 @@ class Forwarder(Waits):
     sender: UpstreamSender
     splits: SplitExecutor
     pulls: PullExecutor
+    providers: ProviderPools = field(default_factory=dict)
     _leaving: LeavingStreams = field(init=False, default_factory=LeavingStreams)
 
     def forward(self, context: RequestContext, client: Downstream) -> Awaitable[None]:
@@ -90,6 +93,9 @@ class Forwarder(Waits):
                 await relay(reply, client, tracker, headers)
         finally:
             reply.close()
+
+    def ask(self, provider: Provider, tracker: Tracker, client: Downstream) -> Awaitable[None]:
+        return ask(self.providers[provider.name], provider, tracker, client)
 
     async def _watched_open(self, tracker: Tracker, stream: KeptStream, candidate: Candidate) -> AnyReply:
         """As `_open`. Raises `UpstreamTimeout` where the pod fails its health checks before its response begins."""

@@ -193,7 +193,7 @@ class OpenAiEdge(HttpEdge):
         while True:
             try:
                 context = await self._read(client)
-                if (error := held.unserved(context.request)) is None:
+                if (error := held.unserved(context, self._reader.hosted)) is None:
                     return context
             except NoReadyPod as found:
                 if not found.model:

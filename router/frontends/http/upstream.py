@@ -264,6 +264,11 @@ class UpstreamPools:
             pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, self._limits, pod.socket, pod)
         return pool
 
+    def add(self, pod: Pod, limits: Limits) -> UpstreamPool:
+        """A pool with limits of its own, which stays."""
+        pool = self._pools[pod.id] = UpstreamPool(pod.id, pod.url, limits, served=pod)
+        return pool
+
     def fetch(self, pod: Pod, path: str, timeout_s: float) -> Awaitable[bytes]:
         """GET a path of the pod: see `UpstreamPool.fetch`."""
         return self.of(pod).fetch(path, timeout_s)

@@ -19,6 +19,14 @@ FALLBACKS = counter(
     "Requests that a fallback of their name served, or was to serve, by its model and why.",
     "name model reason",
 )
+PROVIDER_MONEY = counter(
+    "warmroute_provider_money", "Money that providers took, by their price and the usage they reported.", "provider"
+)
+PROVIDER_REFUSALS = counter(
+    "warmroute_provider_refusals",
+    "Requests that no pod served and a provider was not asked for, by why.",
+    "provider reason",
+)
 IN_FLIGHT = gauge("warmroute_in_flight_requests", "Requests being served.")
 WAITING_FOR_PODS = gauge(
     "warmroute_requests_waiting_for_pods", "Requests that wait for the first pod of their model.", "model"

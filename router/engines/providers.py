@@ -1,0 +1,83 @@
+"""What providers of hosted models read: the APIs that they serve, and the fields and headers that they know.
+
+Everything else of a request stays here: a provider refuses fields that it does not know, and headers of a client may
+name what is only for pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from router.engines.adapter import EngineAdapter
+from router.types import Endpoint, InferenceRequest
+
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SAMPLING = frozenset({"frequency_penalty", "logit_bias", "n", "presence_penalty", "seed", "stop", "temperature"})
+_SAMPLING |= {"max_tokens", "model", "stream", "stream_options", "top_p", "user"}
+_WITH_USAGE = msgspec.Raw(b'{"include_usage":true}')
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderApi:
+    """The API of a kind of provider. `fields`: those that it knows, by endpoint. `headers`: those of a client that it
+    gets, besides the content type. `key_header`: with `%b` in place of the key. `defaults`: headers that it needs."""
+
+    fields: Mapping[Endpoint, frozenset[str]]
+    headers: frozenset[bytes]
+    key_header: tuple[bytes, bytes]
+    defaults: Mapping[bytes, bytes]
+
+
+PROVIDER_APIS: Mapping[str, ProviderApi] = {
+    "openai": ProviderApi(
+        {
+            Endpoint.CHAT: _SAMPLING
+            | {"audio", "function_call", "functions", "logprobs", "max_completion_tokens", "messages", "metadata"}
+            | {"modalities", "parallel_tool_calls", "prediction", "prompt_cache_key", "reasoning_effort"}
+            | {"response_format", "safety_identifier", "tool_choice", "tools", "top_logprobs", "verbosity"},
+            Endpoint.COMPLETIONS: _SAMPLING | {"best_of", "echo", "logprobs", "prompt", "suffix"},
+            Endpoint.EMBEDDINGS: frozenset({"dimensions", "encoding_format", "input", "model", "user"}),
+            Endpoint.RESPONSES: frozenset({"include", "input", "instructions", "max_output_tokens", "max_tool_calls"})
+            | {"metadata", "model", "parallel_tool_calls", "prompt_cache_key", "reasoning", "safety_identifier"}
+            | {"store", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation"}
+            | {"user"},
+        },
+        frozenset({b"openai-beta"}),
+        (b"authorization", b"Bearer %b"),
+        {},
+    ),
+    "anthropic": ProviderApi(
+        {
+            Endpoint.MESSAGES: frozenset({"max_tokens", "messages", "metadata", "model", "stop_sequences", "stream"})
+            | {"output_config", "system", "temperature", "thinking", "tool_choice", "tools", "top_k", "top_p"},
+        },
+        frozenset({b"anthropic-beta", b"anthropic-version"}),
+        (b"x-api-key", b"%b"),
+        {b"anthropic-version": b"2023-06-01"},
+    ),
+}
+
+
+class HostedEngine(EngineAdapter):
+    """A provider in the place of a pod. Nothing is known of what is behind it, and it lacks nothing."""
+
+    lack_answers = ()
+
+
+def provider_body(request: InferenceRequest, api: ProviderApi, model: str) -> bytes:
+    """The body for a provider: with the fields that it knows, and its name of the model. A stream is asked for its
+    usage, and no response is kept there: nobody would find it again."""
+    known = api.fields[request.endpoint]
+    fields: dict[str, Any] = {name: value for name, value in _OBJECT.decode(request.body).items() if name in known}
+    fields.pop("stream_options", None)
+    if "stream" in fields:
+        fields["stream"] = request.stream
+        if request.stream and "stream_options" in known:
+            fields["stream_options"] = _WITH_USAGE
+    if "store" in known:
+        fields["store"] = False
+    return msgspec.json.encode({**fields, "model": model})
