@@ -36,11 +36,14 @@ PLAN = FleetPlan(pods=3, num_blocks=16_384, model="mock", time_scale=0.05)
 SLOW = replace(PLAN, time_scale=3.0, continues=True)
 KILLED_AFTER_TOKENS = 30
 LONG = "say: " + "I look at the note before I go on with what was asked of me. " * 6
-DEADLINE_S = 120.0
+SAID = "say: It is done."
+DEADLINE_S = 300.0
 RECEIPTS = "receipts.jsonl"
 NOTE = "the kettle is blue"
+NAMES = "names:\n- {name: claude-*, to: mock}\n- {name: gpt-*, to: mock}\n"
+"""Programs may keep the names of hosted models."""
 CODEX_CONFIG = """
-model = "mock"
+model = "{model}"
 model_provider = "router"
 check_for_update_on_startup = false
 [analytics]
@@ -73,7 +76,9 @@ def need(program: str) -> None:
 async def fleet(folder: Path, endpoint: str, plan: FleetPlan = PLAN) -> AsyncIterator[RouterUrls]:
     """Mock engines and a router that has proven how they convert an endpoint."""
     async with asyncio.timeout(4 * DEADLINE_S), mock_fleet(plan, folder) as pods:
-        config = router_config(pods, plan) | {"receipts": {"file": str(folder / RECEIPTS)}}
+        names = folder / "names.yaml"
+        names.write_text(NAMES)
+        config = router_config(pods, plan) | {"receipts": {"file": str(folder / RECEIPTS)}, "names": str(names)}
         async with configured_router("router", config, folder) as urls:
             if endpoint != "/v1/chat/completions":
                 await asyncio.to_thread(await_conversions, urls.admin, endpoint)
@@ -144,9 +149,10 @@ def receipts_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == "receipt"]
 
 
-def check_receipts(folder: Path, endpoint: str, requests: int) -> None:
-    """One pod served all, each as predicted, and from the second on nearly all of the prompt was cached."""
+def check_receipts(folder: Path, endpoint: str, requests: int, name: str) -> None:
+    """One pod served all by this name, as predicted, and from the second on nearly all of the prompt was cached."""
     receipts = receipts_of(folder)
+    assert {(one["name"], one["model"]) for one in receipts} == {(name, "mock")}
     assert [one["result"] for one in receipts] == ["ok"] * requests
     assert [one["endpoint"] for one in receipts] == [endpoint] * requests
     assert len({one["pod"] for one in receipts}) == 1
@@ -155,11 +161,11 @@ def check_receipts(folder: Path, endpoint: str, requests: int) -> None:
         assert one["cached_tokens"] > 0.95 * one["prompt_tokens"]
 
 
-def claude_options(urls: RouterUrls) -> tuple[Sequence[str], dict[str, str]]:
-    """Arguments and environment."""
+def claude_options(urls: RouterUrls, model: str = "") -> tuple[Sequence[str], dict[str, str]]:
+    """Arguments and environment. Without `model` it asks for the models of Anthropic."""
     names = ("MODEL", "SMALL_FAST_MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
     quiet = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_TELEMETRY", "DISABLE_AUTOUPDATER", "IS_SANDBOX")
-    variables = {f"ANTHROPIC_{name}": "mock" for name in names} | dict.fromkeys(quiet, "1")
+    variables = {f"ANTHROPIC_{name}": model for name in names if model} | dict.fromkeys(quiet, "1")
     variables |= {"ANTHROPIC_BASE_URL": urls.public, "ANTHROPIC_API_KEY": "none"}
     return ("--output-format", "stream-json", "--verbose", "--allowedTools", "Read", "Bash"), variables
 
@@ -171,9 +177,9 @@ def claude_task(place: Path, *said: str) -> str:
     return "\n".join(["Look.", *said, read, *said, count, *said])
 
 
-def codex_options(folder: Path, urls: RouterUrls) -> tuple[Sequence[str], dict[str, str]]:
+def codex_options(folder: Path, urls: RouterUrls, model: str = "gpt-5-codex") -> tuple[Sequence[str], dict[str, str]]:
     (folder / "codex").mkdir()
-    (folder / "codex" / "config.toml").write_text(CODEX_CONFIG.format(url=urls.public))
+    (folder / "codex" / "config.toml").write_text(CODEX_CONFIG.format(url=urls.public, model=model))
     options = ("--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     return options, {"CODEX_HOME": str(folder / "codex"), "ROUTER_KEY": "none"}
 
@@ -200,22 +206,22 @@ def check_claude(first: Ran) -> None:
 
 
 async def test_claude_code_runs_a_task(tmp_path: Path) -> None:
-    """Two calls of tools, their results, a final text; then another turn of the same conversation."""
+    """By names of Anthropic: two calls of tools, their results, a final text; then another turn of the conversation."""
     need("claude")
     place = workplace(tmp_path)
     async with fleet(tmp_path, "/v1/messages") as urls:
         options, variables = claude_options(urls)
-        first = await run("claude", ["-p", claude_task(place), *options], place, **variables)
+        first = await run("claude", ["-p", claude_task(place, SAID), *options], place, **variables)
         check_claude(first)
-        again = await run("claude", ["--continue", "-p", "And now?", *options], place, **variables)
+        again = await run("claude", ["--continue", "-p", f"And now?\n{SAID}", *options], place, **variables)
         assert again.of_type("result")[0]["subtype"] == "success"
         usage = first.of_type("result")[0]["usage"]
         print(f"Claude Code {first.of_type('system')[0]['claude_code_version']}: {usage}")
-    check_receipts(tmp_path, "/v1/messages", 4)
+    check_receipts(tmp_path, "/v1/messages", 4, "claude-*")
 
 
 async def test_codex_runs_a_task(tmp_path: Path) -> None:
-    """Two calls of its shell, their output, a final text; then another turn of the same conversation."""
+    """By a name of OpenAI: two calls of its shell, their output, a final text; then another turn."""
     need("codex")
     place = workplace(tmp_path)
     async with fleet(tmp_path, "/v1/responses") as urls:
@@ -225,7 +231,7 @@ async def test_codex_runs_a_task(tmp_path: Path) -> None:
         again = await run("codex", ["exec", "resume", "--last", *options, "And now?"], place, **variables)
         assert again.of_type("turn.completed") and not again.of_type("turn.failed")
         print(f"Codex: {first.of_type('turn.completed')[0]['usage']}")
-    check_receipts(tmp_path, "/v1/responses", 4)
+    check_receipts(tmp_path, "/v1/responses", 4, "gpt-*")
 
 
 async def test_qwen_code_notices_nothing_of_pods_that_are_killed(tmp_path: Path) -> None:
@@ -253,7 +259,7 @@ async def test_claude_code_notices_nothing_of_pods_that_are_killed(tmp_path: Pat
     need("claude")
     place = workplace(tmp_path)
     async with struck_fleet(tmp_path, "/v1/messages", 2) as urls:
-        options, variables = claude_options(urls)
+        options, variables = claude_options(urls, "mock")
         check_claude(await run("claude", ["-p", claude_task(place, LONG), *options], place, **variables))
     receipts = receipts_of(tmp_path)
     assert [one["result"] for one in receipts] == ["ok"] * 3
@@ -264,7 +270,7 @@ async def test_codex_asks_again_where_its_sampled_stream_is_cut(tmp_path: Path) 
     need("codex")
     place = workplace(tmp_path)
     async with struck_fleet(tmp_path, "/v1/responses", 1) as urls:
-        options, variables = codex_options(tmp_path, urls)
+        options, variables = codex_options(tmp_path, urls, "mock")
         check_codex(await run("codex", ["exec", *options, codex_task(LONG)], place, **variables))
     check_cut(tmp_path)
 
