@@ -37,7 +37,7 @@ LABELS = {
     "endpoint": "OpenAI endpoints that the router distinguishes; `other` for the rest",
     "holder": "Pods and stores in the shared index",
     "kind": "`prompt`, `cached`, `computed` or `output`",
-    "limit": "`requests`, `prompt`, `output` or `concurrent`",
+    "limit": "`requests`, `prompt`, `output`, `concurrent` or `money`",
     "link": "Kinds of links between pods",
     "met": "`true` or `false`",
     "matching": "`events`, `predicted`, `no_events` or `off`",
