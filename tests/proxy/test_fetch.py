@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 
 import pytest
@@ -97,6 +98,19 @@ async def test_a_name_that_is_unknown_for_lack_of_files_is_no_fault_of_the_pod()
     with pytest.raises(ConnectFailed) as caught:
         await pool.fetch("/health", DEADLINE_S)
     assert not caught.value.local
+
+
+async def test_a_resolver_without_files_may_say_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `EAI_SYSTEM` becomes an `OSError` with the errno of some call before."""
+
+    async def confused(*_: object, **__: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    pool = UpstreamPool("a", "http://pod.invalid:1", GENEROUS)
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", confused, raising=False)
+    with no_free_file(), pytest.raises(ConnectFailed) as caught:
+        await pool.fetch("/health", DEADLINE_S)
+    assert caught.value.local
 
 
 async def test_a_response_over_the_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ COPIED_BYTES = 256 * 1024
 IDLE_SWEEP_S = 1.0
 MAX_IDLE_CONNECTIONS = 256
 
+_OF_PEERS = frozenset({errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT})
 _LOCAL_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
 """The router, not the pod, is why a connection cannot be opened."""
 
@@ -216,7 +217,8 @@ class UpstreamPool:
             why = f"not connected within {self.limits.connect_timeout_s:g} s"
             raise ConnectFailed(f"pod {self.pod}: {why}", pod=self.pod) from error
         except OSError as error:
-            local = error.errno in _LOCAL_ERRORS or (isinstance(error, gaierror) and _is_out_of_files())
+            # A resolver that lacks a file or socket says anything, also in an errno.
+            local = error.errno in _LOCAL_ERRORS or (error.errno not in _OF_PEERS and _is_out_of_files())
             refused = not local and not isinstance(error, (gaierror, ssl.SSLError))
             why = f"pod {self.pod}: cannot connect: {error}"
             raise ConnectFailed(why, pod=self.pod, refused=refused, local=local) from error
