@@ -173,6 +173,13 @@ def _lmcache(_: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
 
 @contextmanager
 def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
+    with mooncake_store(folder) as (_, *halves):
+        yield halves[0], halves[1]
+
+
+@contextmanager
+def mooncake_store(folder: Path, *, saves_answers: bool = False) -> Iterator[tuple[str, PodOptions, PodOptions]]:
+    """The URL of the store's master, and both pods' options."""
     rpc_port, metadata_port = free_port(), free_port()
     file = folder / "mooncake.json"
     store = {
@@ -189,7 +196,7 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
 
     def half() -> PodOptions:
         # two pods on a host would share the socket for store lookups, and hang with its owner
-        extra = {"load_async": True, "lookup_rpc_port": free_port()}
+        extra = {"load_async": True, "lookup_rpc_port": free_port(), "save_decode_cache": saves_answers}
         transfer = {
             "kv_connector": "MooncakeStoreConnector",
             "kv_role": "kv_both",
@@ -200,8 +207,8 @@ def _mooncake_store(folder: Path) -> Iterator[tuple[PodOptions, PodOptions]]:
         return PodOptions(transfer, environment)
 
     # engines on a busy machine pause for seconds and read slowly
-    with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000):
-        yield half(), half()
+    with mooncake_master(rpc_port, metadata_port, free_port(), misses_after_s=30, lease_ms=30_000) as url:
+        yield url, half(), half()
 
 
 CONNECTORS: Mapping[str, Connector] = {
@@ -230,12 +237,12 @@ def running(connector: str, folder: Path) -> Iterator[Pair]:
     with ExitStack() as stack:
         halves = stack.enter_context(kind.options(folder))
         starts = [
-            partial(_start, f"{connector}-{role}", half)
+            partial(start_half, f"{connector}-{role}", half)
             for role, half in zip(("prefill", "decode"), halves, strict=True)
         ]
         prefill, decode = stack.enter_context(started_together(starts))
         relay = stack.enter_context(Relay(prefill).running())
-        config = _config(kind.dialect, [relay.url], [decode.url], failures_to_eject=1000)
+        config = split_config(kind.dialect, [relay.url], [decode.url], failures_to_eject=1000)
         urls = stack.enter_context(router(folder, config))
         _await_end_of_tests(decode.url)
         yield Pair(connector, relay, decode, urls.public, urls.admin)
@@ -257,10 +264,10 @@ def nixl_fleet(folder: Path, pairs: int, installed: str = "pairs", **more: Any) 
     for each."""
     with ExitStack() as stack:
         halves = [half for _ in range(pairs) for half in stack.enter_context(_nixl(folder, **more))]
-        starts = [partial(_start, f"nixl-{at}", half, installed) for at, half in enumerate(halves)]
+        starts = [partial(start_half, f"nixl-{at}", half, installed) for at, half in enumerate(halves)]
         pods = stack.enter_context(started_together(starts))
         prefills, decodes = pods[::2], pods[1::2]
-        config = _config("nixl", [pod.url for pod in prefills], [pod.url for pod in decodes])
+        config = split_config("nixl", [pod.url for pod in prefills], [pod.url for pod in decodes])
         urls = stack.enter_context(router(folder, config))
         for pod in decodes:
             _await_end_of_tests(pod.url)
@@ -278,7 +285,7 @@ def _await_end_of_tests(url: str) -> None:
     assert quiet == QUIET_POLLS, f"{url} gets prompts that nobody sent"
 
 
-def _start(name: str, half: PodOptions, installed: str = "pairs") -> EngineProcess:
+def start_half(name: str, half: PodOptions, installed: str = "pairs") -> EngineProcess:
     """LMCache loads the installed Mooncake as well. Another vLLM finds NIXL among the packages of the pairs."""
     packages = next((HOME / "pairs" / "lib").glob("python3.*")) / "site-packages"
     return start_vllm(
@@ -292,7 +299,7 @@ def _start(name: str, half: PodOptions, installed: str = "pairs") -> EngineProce
     )
 
 
-def _config(dialect: str, prefills: Sequence[str], decodes: Sequence[str], **probes: Any) -> dict[str, Any]:
+def split_config(dialect: str, prefills: Sequence[str], decodes: Sequence[str], **probes: Any) -> dict[str, Any]:
     """The decode pods' prior has slow prefills, so that a split always pays. With 1000 `failures_to_eject` requests
     reach a dead pod."""
 
