@@ -178,7 +178,8 @@ class FleetSpec(StrictSpec):
             link = Link(self.link.t0_ms, self.link.gb_per_s * BYTES_PER_MS_PER_GB_PER_S)
             believed = replace(link, bytes_per_ms=link.bytes_per_ms * self.believed.bandwidth)
         pcie = Link(0.0, self.pcie_gb_per_s * BYTES_PER_MS_PER_GB_PER_S * self.believed.bandwidth)
-        return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie, remote=believed), self.store)
+        remote = believed if self.store else None
+        return SimulatedFleet(pods, link, Links(elsewhere=believed, cpu=pcie, remote=remote), self.store)
 
     def _pod(self, group: PodsSpec, number: int, prior: Prior) -> SimulatedPod:
         speed, kv_bytes_per_token = prior(self.model, group.hardware)

@@ -1,6 +1,6 @@
 """What is it worth that the next turn's prefill pod can read the last answer, which a decode pod has computed?
 
-    python -m loadtest.studies.next_turn --data FOLDER [--seeds 101,102,103] [--csv runs.csv]
+    python -m loadtest.studies.next_turn --data FOLDER [--seeds 101,102,103] [--out runs.csv]
 
 In virtual time, over the public chat trace and recorded sessions of coding agents, whose answers the next prompts
 repeat word by word. Eight pods of Llama-3.1-70B on four H100: split 6 + 2 and 4 + 4, and unsplit. `published` plays the
@@ -41,6 +41,7 @@ from loadtest.simulator.traffic import (
 )
 from loadtest.simulator.world import World
 from router.admission.tenant import NO_SLO
+from router.cli.options import writable
 from router.config.load import shipped
 from router.config.policy_files import load_policies
 from router.decision import Candidate, Pull, Split
@@ -278,7 +279,9 @@ def main(
     requests: Annotated[int | None, typer.Option(min=1, help="Of the chat trace.", show_default="all")] = None,
     minutes: Annotated[float, typer.Option(min=1, help="For which sessions of agents start.")] = 120.0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
-    out: Annotated[Path | None, typer.Option("--csv", help="Write a row for each run.", show_default="none")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a row of CSV for each run.", show_default="none", callback=writable)
+    ] = None,
 ) -> None:
     """Print a table."""
     loads = {name: float(load or 1) for name, _, load in (one.partition("=") for one in traffic.split(","))}
