@@ -129,6 +129,8 @@ class PromptPrefix(msgspec.Struct, frozen=True, gc=False):
 
     def read_by(self, front_end: str) -> PromptPrefix | None:
         """The prompt as pods with this front end read it."""
+        if not self.others:
+            return self
         return next((prompt for name, prompt in self.others if name == front_end), self)
 
     @property

@@ -61,7 +61,7 @@ def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
         Candidate(
             Direct(
                 at.pod,
-                _pull_of(at),
+                _pull_of(at) if at.pull else None,
             ),
             Cost(names, parts_ms, sum(parts_ms)),
             at.cached_tokens,

@@ -385,7 +385,8 @@ class Tracker:
         joined = held[0] if len(held) == 1 else b"".join(held)
         if self._says_dead(joined) and not self.is_last and self._has_budget(now_s):
             raise UpstreamBroken(f"pod {self._pod}: its engine is dead", pod=self._pod)
-        if self.says_lack(joined) and (self._lack == USAGE_OF_STREAMS or self._next() is not None):
+        is_error = self.context.status >= 400
+        if is_error and self.says_lack(joined) and (self._lack == USAGE_OF_STREAMS or self._next() is not None):
             raise NotServed(f"pod {self._pod} does not serve {self._lack}", pod=self._pod)
         self._held, self.context.has_sent = None, True
         if self.stream is not None and not self.stream.is_recorded:

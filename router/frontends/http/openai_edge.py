@@ -89,6 +89,7 @@ class OpenAiEdge(HttpEdge):
         self._responses = responses
         self._tracing = tracing
         self._edge = edge
+        self._keeps_open = edge.keep_alive_s is not None
         self._held = held
         if edge.cors_origins:
             self.cors = CorsPolicy(edge.cors_origins)
@@ -161,7 +162,7 @@ class OpenAiEdge(HttpEdge):
                 self._endings.has_arrived(admitted.hold)
             if len(client.body) > READ_ALONE_BYTES:
                 await asyncio.sleep(0)
-            if context.request.stream:
+            if self._keeps_open and context.request.stream:
                 self._keep_open(client)
             await self._forwarder.forward(context, client)
         except asyncio.CancelledError:
