@@ -38,7 +38,7 @@ def _without(*names: str) -> Callable[[Body], Body]:
 
 
 def _without_empty_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    if message.get("reasoning_content") == "":
+    if "" in (message.get("reasoning"), message.get("reasoning_content")):
         message["content"] = message["content"].rpartition("</think>")[2]
     return message
 
@@ -78,7 +78,7 @@ MISREADINGS: Mapping[str, Callable[[Body], Body]] = {
     "tool calls": _arguments('"b":1,"a"', '"a":1,"b"'),
     "arguments that are no object": _arguments("[1, 2]", '{"x": [1, 2]}'),
     "tools": _described,
-    "reasoning": _without("reasoning_content"),
+    "reasoning": _without("reasoning", "reasoning_content"),
     "empty reasoning": partial(_each, _without_empty_reasoning),
     "continued message": _not_continued,
 }

@@ -31,9 +31,11 @@ from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_messages import VllmMessages
 from router.prompt.apis.vllm_responses import VllmResponses
 from router.prompt.apis.vllm_rust_chat import VllmRustChat
+from router.prompt.conversation import reasoning_of, with_decoded_messages
 from router.prompt.pictures.vllm_identifier import identify
 from router.types import Endpoint, Pod
 
+_OLD_REASONING, _REASONING = "reasoning_content", "reasoning"
 _NUMBER = re.compile(r"\d{1,18}")
 _METRICS_PATH = "/metrics"
 _KV_PATH = "/kv_event_sources"
@@ -113,6 +115,12 @@ class Vllm(EngineAdapter):
 
     identify_picture = staticmethod(identify)
 
+    def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
+        body = super().tokenize_body(model, prompt)
+        if body is not None and isinstance(messages := body.get("messages"), list):
+            body["messages"] = [_as_in_chats(message) for message in messages]
+        return body
+
     def describe(self, responses: Responses, pod: Pod) -> PodFacts | None:
         facts = super().describe(responses, pod)
         if facts is None:
@@ -181,6 +189,19 @@ _PAUSES = {
     b"rank has been retired": "the engine has retired this rank",
 }
 """Texts of its 503 while it scales (`entrypoints/serve/elastic_ep/middleware.py`). In 0.33 /health succeeds then."""
+
+
+def _as_in_chats(message: Any) -> Any:
+    """A message for /tokenize, which does not rename the old field of reasoning, as chats do since 0.32."""
+    if isinstance(message, msgspec.Raw):
+        if _OLD_REASONING.encode() not in bytes(message):
+            return message
+        (message,) = with_decoded_messages({"messages": [message]})["messages"]
+    if not isinstance(message, dict) or _OLD_REASONING not in message:
+        return message
+    reasoning = reasoning_of(message)
+    renamed = {name: value for name, value in message.items() if name not in (_OLD_REASONING, _REASONING)}
+    return renamed if reasoning is None else {**renamed, _REASONING: reasoning}
 
 
 def _caches(metrics: bytes) -> Sequence[Sample]:

@@ -7,6 +7,7 @@ from array import array
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.engines.adapter import KvEventSource, parse_tokens
@@ -220,3 +221,26 @@ def test_it_is_woken_by_what_its_level_needs(metrics: bytes, paths: list[str]) -
 )
 def test_it_sleeps_if_it_says_so(said: bytes, is_asleep: bool) -> None:
     assert VLLM.is_asleep(said) is is_asleep
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"reasoning_content": "thought"}, {"reasoning": "thought"}),
+        ({"reasoning_content": "old", "reasoning": "new"}, {"reasoning": "new"}),
+        ({"reasoning_content": None}, {}),
+        ({"reasoning": "new"}, {"reasoning": "new"}),
+        ({}, {}),
+    ],
+)
+@pytest.mark.parametrize("is_raw", [False, True])
+def test_a_message_for_tokenize_has_the_reasoning_that_chats_read(
+    given: dict[str, Any], sent: dict[str, Any], is_raw: bool
+) -> None:
+    """Chats rename the old field; /tokenize does not."""
+    message: Any = {"role": "assistant", "content": "x", **given}
+    asked = VLLM.tokenize_body("m", {"messages": [msgspec.Raw(msgspec.json.encode(message)) if is_raw else message]})
+    assert asked is not None
+    assert msgspec.json.decode(msgspec.json.encode(asked))["messages"] == [
+        {"role": "assistant", "content": "x", **sent}
+    ]
