@@ -38,7 +38,8 @@ def _start(name: str, port: int, *, kv_port: int) -> EngineProcess:
         port,
         MODEL,
         kv_port=kv_port,
-        extra_args=AGENT_FLAGS[:3],  # without a parser of reasoning: answers are texts at both
+        # Without a parser of reasoning: answers are texts at both. Either has space for all chats.
+        extra_args=[*AGENT_FLAGS[:3], "--num-gpu-blocks-override", "8192"],
         installed="vllm33",
         environment=environment,
     )
@@ -95,17 +96,17 @@ class MixedChat:
         ]
 
 
-async def _pods(fleet: LiveFleet) -> dict[str, dict[str, Any]]:
+async def _pods(admin_url: str) -> dict[str, dict[str, Any]]:
     """By front end."""
     async with httpx.AsyncClient() as client:
-        pods = (await client.get(f"{fleet.admin_url}/admin/pods")).json()
+        pods = (await client.get(f"{admin_url}/admin/pods")).json()
     return {pod["front_end"]: pod for pod in pods}
 
 
 async def test_each_request_goes_to_a_pod_that_serves_it(fleet: LiveFleet) -> None:
     """None fails, none is sent to the pod that cannot once that is known, and nothing is ejected; chats go to both."""
     async with asyncio.timeout(DEADLINE_S):
-        while len((rust := (await _pods(fleet))["rust"])["lacks"]) < 8:
+        while len((rust := (await _pods(fleet.admin_url))["rust"])["lacks"]) < 8:
             await asyncio.sleep(0.1)
     gate, statuses, served_by = asyncio.Semaphore(AT_ONCE), Counter[tuple[str, int]](), Counter[tuple[str, str]]()
 
@@ -124,23 +125,29 @@ async def test_each_request_goes_to_a_pod_that_serves_it(fleet: LiveFleet) -> No
             sending.create_task(send(client, "chats", "/v1/chat/completions", chat))
     assert statuses == {**{(kind, 200): count for kind, (count, _, _) in LACKING.items()}, ("chats", 200): 40}
     assert {kind for kind, pod in served_by if pod == rust["id"]} == {"chats"}
-    pods = await _pods(fleet)
+    pods = await _pods(fleet.admin_url)
     assert {pod["state"] for pod in pods.values()} == {"ready"}
     assert (pods[""]["lacks"], pods[""]["version"], rust["version"]) == ([], "0.33.0", "0.33.0")
 
 
+async def _with_block_size(admin_url: str) -> dict[str, Any]:
+    """The pod with the front end in Rust, once the router knows its block size."""
+    async with asyncio.timeout(DEADLINE_S):
+        while (pod := (await _pods(admin_url))["rust"])["block_size_tokens"] is None:
+            await asyncio.sleep(0.1)
+    return pod
+
+
 async def test_the_block_size_of_the_front_end_in_rust_comes_from_its_events(fleet: LiveFleet) -> None:
     """Its metrics have none, nor a capacity."""
-    async with asyncio.timeout(DEADLINE_S):
-        while (pod := (await _pods(fleet))["rust"])["block_size_tokens"] is None:
-            await asyncio.sleep(0.1)
+    pod = await _with_block_size(fleet.admin_url)
     assert (pod["block_size_tokens"], pod["capacity_tokens"], pod["matching"]) == (32, None, "events")
 
 
 async def test_each_front_end_caches_what_was_predicted_of_its_chats(fleet: LiveFleet, tmp_path: Path) -> None:
     """In every request, at both pods: also by a router that has seen none of them, and has only the pods' events."""
     chats = [MixedChat(number) for number in range(CHATS)]
-    front_ends = {pod["id"]: name or "python" for name, pod in (await _pods(fleet)).items()}
+    front_ends = {pod["id"]: name or "python" for name, pod in (await _pods(fleet.admin_url)).items()}
     last: dict[str, dict[str, Any]] = {}
     results: Counter[str] = Counter()
     wrong: list[tuple[Any, ...]] = []
@@ -166,12 +173,13 @@ async def test_each_front_end_caches_what_was_predicted_of_its_chats(fleet: Live
             return answer
 
         await take_turns(chats, TURNS, ask)
-        assert {(pod["state"], *pod["misreads"]) for pod in (await _pods(fleet)).values()} == {("ready",)}
+        assert {(pod["state"], *pod["misreads"]) for pod in (await _pods(fleet.admin_url)).values()} == {("ready",)}
     options = {
         "models": [{"name": "tiny", "tokenizer": str(MODEL)}],
         "pods": [{"url": pod.url, "engine": "vllm"} for pod in fleet.pods],
     }
     with router(tmp_path, options) as urls:
+        await _with_block_size(urls.admin)
         async with httpx.AsyncClient(base_url=urls.public, timeout=DEADLINE_S) as client:
             for body in [*last.values()][-CHATS:]:
                 await send(client, body, "again, by events alone")
