@@ -90,10 +90,15 @@ class RequestReader:
         session = self._session(named, parsed, tenant)
         owner = tenant.name or _name(named, self._tenant_header)
         model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
+        if len(model) > MAX_NAME_CHARACTERS:
+            raise self._unknown(model, tenant)
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
+            chosen = self._chosen(model, stored_model, named, tenant, owner, key)
+            target = self._served(chosen)
         base, adapter = self._resolve(target.model or model, tenant, target, endpoint)
+        if self._names is not None and not stored_model:
+            self._names.recent.append(NameChoice(model, chosen.name, chosen.model, owner, key))
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
@@ -149,14 +154,12 @@ class RequestReader:
         name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
         if entry is not None:
             targets = entry.weights_for(owner, named)
-            usable = {target: weight for target, weight in targets.items() if self._may_use(tenant, target)}
+            usable = {target: weight for target, weight in targets.items() if weight and self._may_use(tenant, target)}
             name, model = entry.name, stored_model or chosen_target(usable, key)
             if not model or not tenant.may_use(asked, ""):
                 raise self._unknown(asked, tenant)
             if not stored_model:
                 fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
-        if not stored_model:
-            self._names.recent.append(NameChoice(asked, name, model, owner, key))
         return _Target(model, name, fallbacks)
 
     def _served(self, target: _Target) -> _Target:
@@ -192,7 +195,8 @@ class RequestReader:
         usable = sorted(self._usable(tenant))
         known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
         add = "To add one, start a pod that serves it under this name."
-        return UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
+        name = shortened(model, MAX_LISTED_CHARACTERS)
+        return UnknownModel(f"The model `{name}` does not exist.{known} {add}", param="model")
 
     def _usable(self, tenant: Tenant) -> list[str]:
         """The models, without adapters, that the tenant may use."""
