@@ -38,10 +38,9 @@ class _Text(msgspec.Struct):
 
 _MESSAGE, _TEXT = msgspec.json.Decoder(_Message), msgspec.json.Decoder(_Text)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_PARTS = msgspec.json.Decoder(
-    msgspec.defstruct("_Parts", [(f"part_{n}", msgspec.Raw, msgspec.Raw()) for n in range(MAX_SEARCHED)], array_like=True)
-)
-"""The decoder passes over all further parts."""
+_FIRST = [(f"part_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_SEARCHED)]
+_PARTS = msgspec.json.Decoder(msgspec.defstruct("_Parts", _FIRST, array_like=True))
+"""It passes over all parts after the first ones."""
 _USER = b'"user"'
 REVIEWED = 500
 """Latest requests that a change is reviewed with: two milliseconds."""

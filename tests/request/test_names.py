@@ -231,6 +231,7 @@ def test_no_name_of_any_length_is_kept() -> None:
     names = NamesInUse(NAMES)
     for model in ("typo", "claude-" + "x" * 1018, "claude-" + "x" * 1_000_000):
         with pytest.raises(UnknownModel) as caught:
-            reader(names).read(Endpoint.CHAT, {}, json.dumps({"model": model, "messages": HI}).encode(), "r", OPEN_TENANT)
+            body = json.dumps({"model": model, "messages": HI}).encode()
+            reader(names).read(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)
         assert len(str(caught.value)) < 1000
     assert not names.recent
