@@ -378,6 +378,7 @@ def build_core(
     hands_over: bool = False,
 ) -> Core:
     """The core of a router with this configuration. `senders`: the processes that send to the same pods."""
+    to_pause = config.probes.clients_to_eject
     rules = AttemptRules(
         retries=config.limits.retries,
         route_headers=config.edge.route_headers,
@@ -387,7 +388,7 @@ def build_core(
         handoff_facts=handoff_facts,
         suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
-        hosted={} if hands_over else {one.name: HostedModel(one) for one in config.providers},
+        hosted={} if hands_over else {one.name: HostedModel(one, to_pause) for one in config.providers},
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,
