@@ -6,7 +6,7 @@ it is sent, and what it has cost when it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple, TypeAlias
@@ -126,6 +126,10 @@ class HostedModel:
 
 Hosted: TypeAlias = Mapping[str, HostedModel]
 """All providers by name."""
+
+
+def hosted_models(providers: Iterable[Provider], clients_to_pause: int) -> Hosted:
+    return {one.name: HostedModel(one, clients_to_pause) for one in providers}
 
 
 def in_units(money: float) -> int:

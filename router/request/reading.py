@@ -90,15 +90,10 @@ class RequestReader:
         session = self._session(named, parsed, tenant)
         owner = tenant.name or _name(named, self._tenant_header)
         model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
-        if len(model) > MAX_NAME_CHARACTERS:
-            raise self._unknown(model, tenant)
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            chosen = self._chosen(model, stored_model, named, tenant, owner, key)
-            target = self._served(chosen)
+            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
         base, adapter = self._resolve(target.model or model, tenant, target, endpoint)
-        if self._names is not None and not stored_model:
-            self._names.recent.append(NameChoice(model, chosen.name, chosen.model, owner, key))
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
@@ -149,6 +144,8 @@ class RequestReader:
         """What a client asks for, in the conversation with this key. Raises `UnknownModel` if the tenant may not use
         the name, or any of its models."""
         assert self._names is not None
+        if len(asked) > MAX_NAME_CHARACTERS:
+            raise self._unknown(asked, tenant)
         is_model = asked in self._configured or self._fleet.resolve(asked) is not None
         entry = self._names.current.find(asked, is_model=is_model)
         name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
@@ -160,6 +157,8 @@ class RequestReader:
                 raise self._unknown(asked, tenant)
             if not stored_model:
                 fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
+        if not stored_model and (name or is_model):
+            self._names.recent.append(NameChoice(asked, name, model, owner, key))
         return _Target(model, name, fallbacks)
 
     def _served(self, target: _Target) -> _Target:
