@@ -317,7 +317,7 @@ class SplitExecutor:
         if not waits:
             return UpstreamTimeout(why, pod=pod.id)
         attempt.result = "decode_failed"
-        return HandoffFailed(f"{why}, others are answered", pod=attempt.pair.prefill.id, doubtful=True)
+        return HandoffFailed(f"{why}: its KV did not come", pod=attempt.pair.prefill.id, doubtful=True)
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         offered = self._offered(attempt, await prefill)
