@@ -140,8 +140,8 @@ ALERTS = (
         means="They get 503 when `limits.hold_s` ends. Nobody has started a pod, or it does not get ready.",
         look="`warmroute pods`: is one `joining`, with which reason? The ScaledObject and its trigger:"
         " `kubectl describe scaledobject`; the Deployment's events and the engine's log.",
-        act="No pod: scale the Deployment to 1 by hand, then see why KEDA did not: routers that are not scraped, another"
-        " name of the model. One that starts for longer: raise `limits.hold_s`, or keep one replica.",
+        act="No pod: scale the Deployment to 1 by hand, then see why KEDA did not: routers that are not scraped,"
+        " another name of the model. One that starts for longer: raise `limits.hold_s`, or keep one replica.",
     ),
     Alert(
         name="WarmrouteRequestsFail",
