@@ -33,7 +33,7 @@ class RouterError(Exception):
     http_status: ClassVar[int] = 500
     openai_type: ClassVar[str] = INTERNAL
     """`error.type` in OpenAI's API."""
-    without_pods: ClassVar[str] = ""
+    without_pods: str = ""
     """The message for clients that may not know pods; "" if no message of this class names one."""
     retry_after_s: float | None = None
     headers: Sequence[tuple[bytes, bytes]] = ()

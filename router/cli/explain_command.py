@@ -100,7 +100,7 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     """The decision, its costs and its outcome, and if wanted the formulas with their inputs.
     `unfinished` is the outcome of a request without a result."""
     explanation, receipt = found.explanation, found.receipt
-    policy = f"{explanation.policy} (version {explanation.version})"
+    policy = f"{explanation.policy} (version {explanation.version})" if explanation.version else explanation.policy
     model = f"{explanation.model} (asked for as {receipt.name})" if receipt.name else explanation.model
     parts: list[RenderableType] = [
         printable(f"{explanation.request_id}  model {model}  policy {policy}"),
@@ -112,7 +112,7 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     if formulas and (terms := [note for note in explanation.terms if note.name in effective]):
         parts.append(_formulas(terms))
     offers = (
-        f"else provider {one.provider}: first token after about {one.ttft_ms:,.0f} ms, money {one.money:.6f}"
+        f"else {one.choice}: first token after about {one.ttft_ms:,.0f} ms, money {one.money:.6f}"
         for one in found.providers
     )
     if lines := [*offers, *_outcome(receipt, unfinished)]:
@@ -220,6 +220,8 @@ def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
         cached = "unknown" if receipt.cached_tokens is None else f"{receipt.cached_tokens:,}"
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, actual {ttft}"
         yield f"cached tokens: expected {receipt.predicted_cached_tokens or 0:,}, actual {cached}"
+    if receipt.fallback:
+        yield f"fallback of {receipt.name}, because of: {receipt.fallback}"
     if receipt.money is not None:
         yield f"money of the provider: {receipt.money:.6f}"
     if not receipt.result:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from router.errors import (
-    ConnectFailed,
     ContextTooLong,
     NoReadyPod,
     Overloaded,
@@ -18,53 +18,55 @@ from router.fleet.fleet import Fleet
 from router.policy.eligible import ready_pods
 from router.policy.retry import MAX_FAILED_ATTEMPTS
 from router.request.context import RequestContext
-from router.request.hosted import Hosted, HostedModel, Refusal
+from router.request.hosted import Hosted, HostedModel, NotAsked
 
 CANNOT_SERVE = (NoReadyPod, UnknownModel, ContextTooLong, Overloaded)
 """Errors after which a fallback serves: not what is the client's or the tenant's own fault."""
+Model: TypeAlias = tuple[str, str]
+"""A base model and an adapter; "" without one."""
 
 
 def may_fall_back(context: RequestContext, error: RouterError) -> bool:
     """Whether another model may serve a request that ended so. Pods may have received it."""
-    if isinstance(error, UpstreamTimeout) or not isinstance(error, UpstreamError):
-        return isinstance(error, CANNOT_SERVE)
-    return context.repeatable or not received(context)
+    if isinstance(error, UpstreamTimeout):
+        return False
+    if isinstance(error, UpstreamError):
+        return context.repeatable or not context.pods_failed
+    return isinstance(error, CANNOT_SERVE)
 
 
-def received(context: RequestContext) -> int:
-    """How many pods may have received the request and failed."""
-    return sum(failure.error != ConnectFailed.code for failure in context.failures)
-
-
-def usable(
-    context: RequestContext, fleet: Fleet, hosted: Hosted, pods_received: int, now_s: float
-) -> Iterator[tuple[int, tuple[str, str] | HostedModel]]:
-    """The fallbacks that can serve the request now, a provider or base model and adapter, each with its number from 1
-    in the list. `pods_received`: see `received`; a request that may be the cause of failures of pods reaches no more
-    of them. Whether budgets allow a provider is not known yet."""
+def fallbacks(
+    context: RequestContext, fleet: Fleet, hosted: Hosted, pods_failed: int, now_s: float
+) -> Iterator[tuple[tuple[str, ...], Model | HostedModel | NotAsked]]:
+    """The models and providers that can serve the request now, in order, each with those behind it in the list; and why
+    other providers are not asked. `pods_failed`: a request that may be the cause of failures of pods reaches no more of
+    them. Whether budgets allow a provider is not known yet."""
     if context.stored_pod or context.is_picked:
         return
-    for number, name in enumerate(context.request.fallbacks, 1):
+    names = context.request.fallbacks
+    for number, name in enumerate(names, 1):
         if (one := hosted.get(name)) is not None:
-            if one.refusal(context, now_s) is None:
-                yield number, one
-        elif pods_received < MAX_FAILED_ATTEMPTS:
-            model, found = fleet.resolve(name), ready_pods(fleet.snapshot, name)
-            if model is not None and context.tenant.may_use(*model) and (found.direct or found.prefill):
-                yield number, model
+            yield names[number:], one.refusal(context, now_s) or one
+        elif pods_failed < MAX_FAILED_ATTEMPTS:
+            model = fleet.resolve(name)
+            if model is not None and context.tenant.may_use(*model) and ready_pods(fleet.snapshot, name).can_serve:
+                yield names[number:], model
 
 
-def refused(context: RequestContext, names: Sequence[str], hosted: Hosted, now_s: float) -> list[Refusal]:
-    """Why those of these fallbacks that are providers are not asked."""
-    found = (hosted[name].refusal(context, now_s) for name in names if name in hosted)
-    return [one for one in found if one is not None]
+def has_fallback(context: RequestContext, fleet: Fleet, hosted: Hosted, pods_failed: int, now_s: float) -> bool:
+    """Whether one of them can serve the request now."""
+    found = fallbacks(context, fleet, hosted, pods_failed, now_s)
+    return any(not isinstance(one, NotAsked) for _, one in found)
 
 
-def with_reasons(error: RouterError, refusals: Sequence[Refusal]) -> RouterError:
+def with_reasons(error: RouterError, not_asked: Sequence[NotAsked]) -> RouterError:
     """The error that says, too, why providers did not serve the request: 503 where pods failed or are unknown."""
-    if not refusals:
+    if not not_asked:
         return error
     if isinstance(error, UpstreamError | UnknownModel):
         error = NoReadyPod(str(error))
-    error.args = (" ".join([f"{str(error).rstrip('.')}.", *(one.why for one in refusals)]),)
+    why = [one.why for one in not_asked]
+    if error.without_pods:
+        error.without_pods = " ".join([error.without_pods, *why])
+    error.args = (" ".join([f"{str(error).rstrip('.')}.", *why]),)
     return error

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from router.admission.meter import MONEY_UNIT
 from router.config.provider_schema import Provider
-from router.decision import Candidate, Cost, Direct, ProviderOffer, RouteDecision
+from router.decision import Candidate, Cost, Direct
 from router.engines.providers import PROVIDER_APIS, provider_body
 from router.errors import ConnectFailed, UpstreamError, UpstreamTimeout
 from router.observe.ended import UsedTokens
@@ -31,7 +31,7 @@ FAILURES_TO_PAUSE, PAUSE_S = 3, 10.0
 """A provider that failed so often in a row is left out for this time."""
 
 
-class Refusal(NamedTuple):
+class NotAsked(NamedTuple):
     """Why a provider is not asked. `code`: a label of metrics."""
 
     provider: str
@@ -51,15 +51,15 @@ class HostedModel:
     _failed_clients: set[str] = field(default_factory=set)
     _paused_until_s: float = 0.0
 
-    def refusal(self, context: RequestContext, now_s: float) -> Refusal | None:
+    def refusal(self, context: RequestContext, now_s: float) -> NotAsked | None:
         """Why it may not serve the request, apart from budgets."""
         name, endpoint = self.provider.name, context.request.endpoint
         if context.tenant.data_stays:
-            return Refusal(name, "data_stays", STAYS.format(name))
+            return NotAsked(name, "data_stays", STAYS.format(name))
         if not self.serves(endpoint):
-            return Refusal(name, "endpoint", f"Provider {name} does not serve {endpoint.value}.")
+            return NotAsked(name, "endpoint", f"Provider {name} does not serve {endpoint.value}.")
         if now_s < self._paused_until_s:
-            return Refusal(name, "failing", f"Provider {name} has failed {self._failures} times in a row.")
+            return NotAsked(name, "failing", f"Provider {name} has failed {self._failures} times in a row.")
         return None
 
     def serves(self, endpoint: Endpoint) -> bool:
@@ -77,16 +77,11 @@ class HostedModel:
         """The most that a request of this length costs."""
         return self.provider.money(context.prompt_tokens, 0, self._most_output_tokens(context.request))
 
-    def offer(self, context: RequestContext, output_tokens: int) -> ProviderOffer:
+    def candidate(self, context: RequestContext, output_tokens: int) -> Candidate:
         """What is expected of it. `output_tokens`: of the answer."""
+        cost = Cost.of([("prefill", self.ttft_ms)], self.ttft_ms)
         money = self.provider.money(context.prompt_tokens, 0, output_tokens)
-        return ProviderOffer(self.provider.name, self.ttft_ms, money)
-
-    def decision(self, context: RequestContext, output_tokens: int) -> RouteDecision:
-        """The provider as the only candidate."""
-        offer, cost = self.offer(context, output_tokens), Cost.of([("prefill", self.ttft_ms)], self.ttft_ms)
-        plan = Direct(self.provider.pod)
-        return RouteDecision("provider", "", (Candidate(plan, cost, money=offer.money),), "fallback")
+        return Candidate(Direct(self.provider.pod), cost, money=money)
 
     def ended(
         self, context: RequestContext, used: UsedTokens, error: BaseException | None, now_s: float

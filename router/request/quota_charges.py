@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -24,7 +24,7 @@ from router.observe.ended import UsedTokens
 from router.request.context import RequestContext
 from router.request.effects import Effects
 from router.request.fleet_state import Clock
-from router.request.hosted import HostedModel, Refusal, in_units
+from router.request.hosted import HostedModel, NotAsked, in_units
 from router.request.inbound import HeaderList
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class QuotaCharges:
             )
         context.limit_headers = limit_headers(context.request.endpoint, hold.applied, now_s, self.clock.unix_s())
 
-    async def spend(self, context: RequestContext, one: HostedModel, do: Effects) -> Spending | Refusal:
+    async def spend(self, context: RequestContext, one: HostedModel, do: Effects) -> Spending | NotAsked:
         """Count the most that the request can cost at a provider, in its budget and that of the tenant."""
         tenant, request, provider = context.tenant, context.request, one.provider
         meters = self.quotas.money_of(provider.pod.id, provider.quotas, provider.name)
@@ -97,14 +97,13 @@ class QuotaCharges:
         amount = in_units(one.most_money(context))
         short = self.quotas.spend(meters, amount, self.clock.now_s())
         if short is not None:
-            again = partial(self.quotas.spend, meters, amount)
-            short = await self._waited(short, lambda: again(self.clock.now_s()), do)
+            short = await self._waited(short, lambda: self.quotas.spend(meters, amount, self.clock.now_s()), do)
         if short is None:
             return Spending(meters, int(self.clock.now_s()), amount)
         is_own = short.meter == meters[0].key
         code, whose = ("budget", "its budget") if is_own else ("tenant_budget", "your budget for providers")
         why = f"Provider {provider.name} is not asked, because {whose} of this hour is used."
-        return Refusal(provider.name, code, why)
+        return NotAsked(provider.name, code, why)
 
     def spent(self, spending: Spending, money: float | None) -> None:
         """Replace the most by what a request has cost; None: unknown."""

@@ -20,7 +20,7 @@ from router.engines.engine_catalog import accepts_salt
 from router.errors import DECODE_ERRORS, MalformedRequest, NoReadyPod, UnknownModel, not_json, shortened
 from router.fleet.fleet import Fleet
 from router.prompt.completion import number_of_prompts
-from router.request.hosted import STAYS, Hosted
+from router.request.hosted import Hosted
 from router.request.parse import (
     PARSERS,
     has_engine_fields,
@@ -178,12 +178,9 @@ class RequestReader:
         if that is another name."""
         found = self._fleet.resolve(model)
         if found is None and (target.name or model in self._configured) and tenant.may_use(model, ""):
-            found_hosted = filter(None, map(self.hosted.get, target.fallbacks))
-            providers = [one.provider.name for one in found_hosted if one.serves(endpoint)]
-            if providers and not tenant.data_stays:
-                return model, ""
-            why = " ".join(["", *map(STAYS.format, providers)])
-            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.{why}", model=model)
+            if any(one in self.hosted and self.hosted[one].serves(endpoint) for one in target.fallbacks):
+                return model, ""  # a provider may serve it
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):

@@ -60,6 +60,7 @@ class MemoryExchange(Effects):
     tracker: Tracker | None = None
     status: int = 0
     received: bytes = b""
+    error: RouterError | None = None
     asked: list[str] = field(default_factory=list)
     is_over: bool = False
     disconnected: bool = False
@@ -132,7 +133,7 @@ class MemoryExchange(Effects):
         """Answer with an error, if nothing was sent."""
         self.is_over = True
         if not self.started:
-            self.status, self.received = status_of(error), error_body(error)
+            self.error, self.status, self.received = error, status_of(error), error_body(error)
 
     # --- effects ---
 

@@ -16,6 +16,7 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.fleet.fleet import PodEvent
 from router.observe.declared import of_requests
 from router.observe.receipts import receipt
+from router.request.error_responses import error_body
 from router.request.hosted import FAILURES_TO_PAUSE, PAUSE_S, PRIOR_TTFT_MS
 from tests.kit.memory_front import TOKEN, USAGE, MemoryExchange, MemoryRouter
 
@@ -177,6 +178,7 @@ def test_the_data_of_a_tenant_can_stay() -> None:
         failed.fail(ConnectFailed("gone", pod=failed.asked[-1]))
     for served in (rig.chat(tenant, model="chat"), failed, gone.chat(tenant, model="chat")):
         assert served.status == 503 and b"data: stay" in served.received
+        assert served.error is not None and b"data: stay" in error_body(served.error, names_pods=False)
     assert rig.known.metrics[of_requests.PROVIDER_REFUSALS].labels("hosted", "data_stays").value == 1
 
 
@@ -264,6 +266,43 @@ def test_an_answer_without_a_usage_costs_what_its_length_allows() -> None:
         served.piece(answer)
         served.end()
         assert spent(rig) == pytest.approx((50 * 2 + min(len(answer), 100) * 10) / 1e6)
+
+
+def test_an_error_of_its_own_is_no_reason_not_to_ask_it() -> None:
+    """Also where it is the one after which it is left out for a while."""
+    rig = without_pods()
+    for _ in range(FAILURES_TO_PAUSE):
+        served = rig.chat(model="chat")
+        served.fail(ConnectFailed("gone", pod=ASKED))
+    assert served.status == 502 and not rig.known.metrics[of_requests.PROVIDER_REFUSALS].series()
+
+
+def test_a_decision_about_pods_that_failed_is_not_in_flight_once_a_provider_has_served() -> None:
+    """Nor do shadow caches follow it."""
+    rig = rig_of(records_all=True)
+    served = rig.chat(model="chat")
+    for _ in range(2):
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    assert rig.known.shadows is not None and rig.known.recent.in_flight_tokens() != {}
+    [*rig.known.shadows.follow()]
+    assert rig.known.shadows._placed
+    answered(served)
+    [*rig.known.shadows.follow()]
+    assert (rig.known.recent.in_flight_tokens(), rig.known.shadows._placed) == ({}, {})
+    assert not any(one.tokens for one in rig.known.shadows._outstanding.values())
+
+
+@pytest.mark.parametrize("rig", [without_pods(), rig_of()])
+def test_what_it_served_is_explained(rig: MemoryRouter) -> None:
+    """With its price and the reason, whether pods failed before or none was ready."""
+    served = rig.chat(model="chat")
+    while served.asked[-1] != ASKED:
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    answered(served)
+    found = rig.known.recent.explained("req-1")
+    assert found is not None and ASKED in found.explanation.why and found.receipt.fallback in found.explanation.why
+    (column,) = found.explanation.columns
+    assert column.plan.money == found.receipt.money == (50 * 2 + 2 * 10) / 1e6
 
 
 def test_its_first_token_is_learnt() -> None:
