@@ -10,7 +10,6 @@ from router.errors import (
     NoReadyPod,
     Overloaded,
     RouterError,
-    UnknownModel,
     UpstreamError,
     UpstreamTimeout,
 )
@@ -20,7 +19,7 @@ from router.policy.retry import MAX_FAILED_ATTEMPTS
 from router.request.context import RequestContext
 from router.request.hosted import Hosted, HostedModel, NotAsked
 
-CANNOT_SERVE = (NoReadyPod, UnknownModel, ContextTooLong, Overloaded)
+CANNOT_SERVE = (NoReadyPod, ContextTooLong, Overloaded)
 """Errors after which a fallback serves: not what is the client's or the tenant's own fault."""
 Model: TypeAlias = tuple[str, str]
 """A base model and an adapter; "" without one."""
@@ -59,11 +58,17 @@ def has_fallback(context: RequestContext, fleet: Fleet, hosted: Hosted, pods_fai
     return any(not isinstance(one, NotAsked) for _, one in found)
 
 
+<<<<<<< HEAD
 def with_reasons(error: RouterError, not_asked: Sequence[NotAsked]) -> RouterError:
     """The error that says, too, why providers did not serve the request: 503 where pods failed or are unknown."""
     if not not_asked:
+=======
+def with_reasons(error: RouterError, refusals: Sequence[Refusal]) -> RouterError:
+    """The error that says, too, why providers did not serve the request: 503 where pods failed."""
+    if not refusals:
+>>>>>>> main
         return error
-    if isinstance(error, UpstreamError | UnknownModel):
+    if isinstance(error, UpstreamError):
         error = NoReadyPod(str(error))
     why = [one.why for one in not_asked]
     if error.without_pods:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -32,7 +33,11 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
+<<<<<<< HEAD
 from router.request.fallbacks import fallbacks, may_fall_back, with_reasons
+=======
+from router.request.fallbacks import CANNOT_SERVE, may_fall_back, received, refused, usable, with_reasons
+>>>>>>> main
 from router.request.fleet_state import Clock, FleetState
 from router.request.hosted import HostedModel, NotAsked
 from router.request.inbound import Head, HeaderList
@@ -256,8 +261,18 @@ class Core:
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
         context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         await self._read(context, do, None)
+<<<<<<< HEAD
         kept = self.decisions.preview(context)
         found = fallbacks(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+=======
+        found = usable(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        try:
+            kept = self.decisions.preview(context)
+        except CANNOT_SERVE as error:
+            for number, _ in islice(found, 1):
+                error.args = (f"{error} Its fallback `{request.fallbacks[number - 1]}` would serve it.",)
+            raise
+>>>>>>> main
         output_tokens = self.state.output_lengths.charged_tokens(request, request.tenant)
         providers = (one for _, one in found if isinstance(one, HostedModel))
         kept.providers = tuple(one.candidate(context, output_tokens) for one in providers)
