@@ -100,14 +100,9 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     """The decision, its costs and its outcome, and if wanted the formulas with their inputs.
     `unfinished` is the outcome of a request without a result."""
     explanation, receipt = found.explanation, found.receipt
-<<<<<<< HEAD
-    policy = f"{explanation.policy} (version {explanation.version})" if explanation.version else explanation.policy
-    model = f"{explanation.model} (asked for as {receipt.name})" if receipt.name else explanation.model
-=======
     fallback = f"; fallback: {receipt.fallback}" if receipt.fallback else ""
     asked = f" (asked for as {receipt.name}{fallback})" if receipt.name else ""
     policy = f"  policy {explanation.policy} (version {explanation.version})" if explanation.policy else ""
->>>>>>> main
     parts: list[RenderableType] = [
         printable(f"{explanation.request_id}  model {explanation.model}{asked}{policy}"),
         Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0, 0, 0)),

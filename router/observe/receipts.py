@@ -175,16 +175,9 @@ def explained_later(found: Receipt, scene: RecordedScene | None, policy: Policy 
         return Explained(explain(scene.scene(), policy, plans, found.candidate_count, found.reason), found)
     missing = f"version {version} of the policy in --policies" if scene else "receipts.replay_data"
     columns = tuple(Column(plan, ()) for plan in plans)
-<<<<<<< HEAD
-    why = "No pod was chosen."
-    if found.money is not None:
-        why = f"{plans[0].choice}, as a fallback of `{found.name}`, because of `{found.fallback}`."
-    elif plans:
+    why = f"Provider {found.model} served it." if found.money is not None else "No pod was chosen."
+    if plans and found.money is None:
         why = f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}."
-=======
-    nobody = "No pod was chosen." if found.money is None else f"Provider {found.model} served it."
-    why = f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}." if plans else nobody
->>>>>>> main
     return Explained(
         Explanation(
             found.id, found.model, found.policy, version, found.reason, why, found.candidate_count, (), (), columns

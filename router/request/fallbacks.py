@@ -36,20 +36,19 @@ def may_fall_back(context: RequestContext, error: RouterError) -> bool:
 
 def fallbacks(
     context: RequestContext, fleet: Fleet, hosted: Hosted, pods_failed: int, now_s: float
-) -> Iterator[tuple[tuple[str, ...], Model | HostedModel | NotAsked]]:
-    """The models and providers that can serve the request now, in order, each with those behind it in the list; and why
-    other providers are not asked. `pods_failed`: a request that may be the cause of failures of pods reaches no more of
+) -> Iterator[tuple[int, Model | HostedModel | NotAsked]]:
+    """The models and providers that can serve the request now, and why other providers are not asked, each with its
+    number from 1 in the list. `pods_failed`: a request that may be the cause of failures of pods reaches no more of
     them. Whether budgets allow a provider is not known yet."""
     if context.stored_pod or context.is_picked:
         return
-    names = context.request.fallbacks
-    for number, name in enumerate(names, 1):
+    for number, name in enumerate(context.request.fallbacks, 1):
         if (one := hosted.get(name)) is not None:
-            yield names[number:], one.refusal(context, now_s) or one
+            yield number, one.refusal(context, now_s) or one
         elif pods_failed < MAX_FAILED_ATTEMPTS:
             model = fleet.resolve(name)
             if model is not None and context.tenant.may_use(*model) and ready_pods(fleet.snapshot, name).can_serve:
-                yield names[number:], model
+                yield number, model
 
 
 def has_fallback(context: RequestContext, fleet: Fleet, hosted: Hosted, pods_failed: int, now_s: float) -> bool:
@@ -58,15 +57,9 @@ def has_fallback(context: RequestContext, fleet: Fleet, hosted: Hosted, pods_fai
     return any(not isinstance(one, NotAsked) for _, one in found)
 
 
-<<<<<<< HEAD
 def with_reasons(error: RouterError, not_asked: Sequence[NotAsked]) -> RouterError:
     """The error that says, too, why providers did not serve the request: 503 where pods failed or are unknown."""
     if not not_asked:
-=======
-def with_reasons(error: RouterError, refusals: Sequence[Refusal]) -> RouterError:
-    """The error that says, too, why providers did not serve the request: 503 where pods failed."""
-    if not refusals:
->>>>>>> main
         return error
     if isinstance(error, UpstreamError):
         error = NoReadyPod(str(error))

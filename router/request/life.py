@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -33,11 +32,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-<<<<<<< HEAD
-from router.request.fallbacks import fallbacks, may_fall_back, with_reasons
-=======
-from router.request.fallbacks import CANNOT_SERVE, may_fall_back, received, refused, usable, with_reasons
->>>>>>> main
+from router.request.fallbacks import CANNOT_SERVE, fallbacks, may_fall_back, with_reasons
 from router.request.fleet_state import Clock, FleetState
 from router.request.hosted import HostedModel, NotAsked
 from router.request.inbound import Head, HeaderList
@@ -150,7 +145,8 @@ class Core:
         if not may_fall_back(context, error):
             raise error
         found = fallbacks(context, fleet, self.rules.hosted, context.pods_failed, self.clock.now_s())
-        for left, one in found:
+        for number, one in found:
+            left = request.fallbacks[number:]
             if isinstance(one, NotAsked):
                 not_asked.append(one)
             elif isinstance(one, HostedModel):
@@ -261,20 +257,16 @@ class Core:
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
         context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         await self._read(context, do, None)
-<<<<<<< HEAD
-        kept = self.decisions.preview(context)
         found = fallbacks(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
-=======
-        found = usable(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        can_serve = [(number, one) for number, one in found if not isinstance(one, NotAsked)]
         try:
             kept = self.decisions.preview(context)
         except CANNOT_SERVE as error:
-            for number, _ in islice(found, 1):
+            for number, _ in can_serve[:1]:
                 error.args = (f"{error} Its fallback `{request.fallbacks[number - 1]}` would serve it.",)
             raise
->>>>>>> main
         output_tokens = self.state.output_lengths.charged_tokens(request, request.tenant)
-        providers = (one for _, one in found if isinstance(one, HostedModel))
+        providers = (one for _, one in can_serve if isinstance(one, HostedModel))
         kept.providers = tuple(one.candidate(context, output_tokens) for one in providers)
         return kept
 

@@ -300,7 +300,7 @@ def test_what_it_served_is_explained(rig: MemoryRouter) -> None:
         served.fail(ConnectFailed("gone", pod=served.asked[-1]))
     answered(served)
     found = rig.known.recent.explained("req-1")
-    assert found is not None and ASKED in found.explanation.why and found.receipt.fallback in found.explanation.why
+    assert found is not None and found.explanation.why == "Provider hosted served it." and found.receipt.fallback
     (column,) = found.explanation.columns
     assert column.plan.money == found.receipt.money == (50 * 2 + 2 * 10) / 1e6
 

@@ -247,8 +247,8 @@ class ExplainRoutes:
             if found is None:
                 raise HTTPException(
                     404,
-                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or a "
-                    "provider or an error answered it without one, as its line in the log and in `receipts.file` says.",
+                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or an "
+                    "error answered it without one, as its line in the log and in `receipts.file` says.",
                 )
             return Response(msgspec.json.encode(found), media_type="application/json")
 
