@@ -16,18 +16,22 @@ names:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
-from router.admission.names import ModelName, NameRule, Names, Weights
+from router.admission.names import ModelName, NameRule, Names, NamesInUse, Weights
 from router.config.load import Strict, read_document, validate
 from router.config.mistakes import Location, wrong_at
+from router.config.watched_file import WatchedFile, stamp_of
 from router.engines.forwarded_headers import is_header_name
 from router.errors import ConfigError
 from router.types import MAX_NAME_CHARACTERS
+
+log = structlog.get_logger()
 
 MAX_NAMES = 1000
 """Each is a label of a metric."""
@@ -138,6 +142,23 @@ class NameList(Strict):
                     why = f"{other!r} is a name of this file (names.{numbers[other]}); write the models that it becomes"
                     raise wrong_at(place, why)
         return self
+
+
+def watched_names(
+    path: Path, in_use: NamesInUse, on_change: Callable[[str], None], providers: Collection[str] = ()
+) -> WatchedFile[Names]:
+    """The file, which is valid now, and whose names are `in_use`; if it becomes wrong, the last valid ones stay.
+    `on_change`: called with the review of each change. `providers`: see `read_names`. Raises `ConfigError`."""
+
+    def use(names: Names) -> None:
+        review = in_use.replace(names)
+        log.info("names reloaded", names=len(names.exact) + len(names.beginnings), review=review)
+        on_change(review)
+
+    event = "invalid names; the last valid ones stay current"
+    found = WatchedFile(lambda: read_names(path, providers), lambda: stamp_of(path), event, use)
+    in_use.current = found.current()
+    return found
 
 
 def read_names(path: Path, providers: Collection[str] = ()) -> Names:

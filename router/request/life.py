@@ -17,7 +17,6 @@ import msgspec
 from msgspec.structs import replace
 
 from router.apis.chat_rules import concerned_by
-from router.config.provider_schema import Provider
 from router.decision import Candidate, RouteDecision
 from router.engines.engine_catalog import ENGINES, accepts_salt
 from router.errors import RouterError, UpstreamError
@@ -193,8 +192,7 @@ class Core:
             context.decision = RouteDecision("provider", "", (one.candidate(context, output_tokens),), "fallback")
             if context.hold is not None:
                 await charges.charge(context, output_tokens, do)
-            tracker = Tracker(context, self.state, self.rules, self.counters)
-            await self.attempts(tracker, client, do, one.provider)
+            await self.attempts(Tracker(context, self.state, self.rules, self.counters), client, do)
         except BaseException as error:
             failure = error
             raise
@@ -204,21 +202,16 @@ class Core:
             charges.spent(spending, money)
         return None
 
-    async def attempts(
-        self, tracker: Tracker, client: Downstream, do: Effects, provider: Provider | None = None
-    ) -> None:
+    async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
         """Try candidates until one has responded. Each is booked before the first await, and released in any case.
-        `provider`: it is the only one. Raises the error of the last one."""
+        Raises the error of the last one."""
         now_s = self.clock.now_s
         try:
             candidate: Candidate | None = tracker.first(now_s())
             while candidate is not None:
                 self.begin(tracker, candidate, do)
                 try:
-                    if provider is None:
-                        await do.attempt(tracker, candidate, client)
-                    else:
-                        await do.ask(provider, tracker, client)
+                    await do.attempt(tracker, candidate, client)
                     return
                 except UpstreamError as error:
                     tracker.release(now_s())
