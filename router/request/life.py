@@ -126,6 +126,7 @@ class Core:
                     context.begin_again(again)
         except RouterError as error:
             self.endings.failed(context, error, has_answered=client.started)
+            error.__traceback__ = None  # else a cycle with a frame that keeps the body
             raise
         except Exception:
             raise
@@ -157,7 +158,7 @@ class Core:
                 except UpstreamError as failed:
                     if client.started:
                         raise
-                    error = failed
+                    error = failed.with_traceback(None)
             else:
                 if self.charges is not None:
                     self.charges.withdraw(context)
@@ -177,7 +178,7 @@ class Core:
     ) -> NotAsked | None:
         """Have a provider serve the request that `asked` makes, or return which budget does not allow it. Raises
         `RouterError`."""
-        charges, tokens, failure = self.charges, context.prompt_tokens, None
+        charges, tokens = self.charges, context.prompt_tokens
         assert charges is not None
         spending = await charges.spend(context, one, do)
         if isinstance(spending, NotAsked):
@@ -194,13 +195,14 @@ class Core:
                 await charges.charge(context, output_tokens, do)
             await self.attempts(Tracker(context, self.state, self.rules, self.counters), client, do)
         except BaseException as error:
-            failure = error
+            charges.spent(spending, self._cost(one, context, error))
             raise
-        finally:
-            now_s = self.clock.now_s()
-            money = one.ended(context, self.endings.used(context, now_s), failure, now_s)
-            charges.spent(spending, money)
+        charges.spent(spending, self._cost(one, context, None))
         return None
+
+    def _cost(self, one: HostedModel, context: RequestContext, error: BaseException | None) -> float | None:
+        now_s = self.clock.now_s()
+        return one.ended(context, self.endings.used(context, now_s), error, now_s)
 
     async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
         """Try candidates until one has responded. Each is booked before the first await, and released in any case.
