@@ -208,14 +208,16 @@ class FleetError(RouterError):
 
 
 class NoReadyPod(FleetError):
-    """Pods of this model exist, none is ready. `model` is its configured name, where no pod has reported it yet."""
+    """Pods of this model exist, none is ready. `model` is its configured name, where no pod has reported it yet, and
+    requests may wait for one; `stream`: whether this one asks for a stream."""
 
     code = "no_ready_pod"
     without_pods = "No pod can serve this model now; retry later."
 
-    def __init__(self, message: str, *, model: str = "") -> None:
+    def __init__(self, message: str, *, model: str = "", stream: bool = False) -> None:
         super().__init__(message)
         self.model = model
+        self.stream = stream
 
 
 class Saturated(FleetError):

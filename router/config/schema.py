@@ -6,7 +6,6 @@ A change of these settings needs a restart; settings that change at run time are
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -22,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from router.addresses import read_host
+from router.addresses import is_loopback, read_host
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo, SloKey
 from router.config.index_schema import Index, Publish
@@ -134,14 +133,6 @@ class AdminListen(Strict):
         if value is None and not info.data.get("socket") and not is_loopback(host):
             raise ValueError("required, because `host` is not a loopback address; name a file with a token")
         return value
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to the host."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _extra_path(path: str) -> str:

@@ -57,7 +57,9 @@ class HeldRequests:
         not_asked = [one for one in found if isinstance(one, NotAsked)]
         if len(not_asked) < len(found):
             return None
-        error = NoReadyPod(f"No pod that serves `{model}` is ready; retry later.", model=model)
+        error = NoReadyPod(
+            f"No pod that serves `{model}` is ready; retry later.", model=model, stream=context.request.stream
+        )
         with_reasons(error, not_asked)
         return error
 
@@ -101,6 +103,5 @@ class HeldRequests:
     def _refused(self, error: NoReadyPod, now_s: float) -> NoReadyPod:
         """The error with the time after which a pod is expected."""
         elapsed_s = now_s - self._since_s.get(error.model, now_s)
-        found = NoReadyPod(str(error), model=error.model)
-        found.retry_after_s = max(self._starts_s.get(error.model, 0.0) - elapsed_s, MIN_RETRY_S)
-        return found
+        error.retry_after_s = max(self._starts_s.get(error.model, 0.0) - elapsed_s, MIN_RETRY_S)
+        return error

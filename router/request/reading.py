@@ -93,7 +93,8 @@ class RequestReader:
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
             target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
-        base, adapter = self._resolve(target.model or model, tenant, target, endpoint)
+        usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
+        base, adapter = self._resolve(target.model or model, tenant, target, endpoint, streams)
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
@@ -106,7 +107,6 @@ class RequestReader:
                 body = appended(body, b'"%b":"%b"' % (_SALT.encode(), salt.encode()))
             elif parsed or may_be_json_object(body):
                 body = with_field(body, _SALT, salt)
-        usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
         if parsed and streams and endpoint in WITH_USAGE and sees_response:
             usage, body = _asked_usage(parsed.stream_options, body)
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
@@ -173,14 +173,16 @@ class RequestReader:
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
 
-    def _resolve(self, model: str, tenant: Tenant, target: _Target, endpoint: Endpoint) -> tuple[str, str]:
+    def _resolve(
+        self, model: str, tenant: Tenant, target: _Target, endpoint: Endpoint, stream: bool
+    ) -> tuple[str, str]:
         """Base model and adapter. One that the tenant may not use does not exist for it. `target`: what it became of,
         if that is another name."""
         found = self._fleet.resolve(model)
         if found is None and (target.name or model in self._configured) and tenant.may_use(model, ""):
             if any(one in self.hosted and self.hosted[one].serves(endpoint) for one in target.fallbacks):
                 return model, ""  # a provider may serve it
-            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model)
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model, stream=stream)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):

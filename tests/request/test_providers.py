@@ -153,6 +153,28 @@ def test_it_gets_the_fields_that_it_knows_and_its_own_name_of_the_model() -> Non
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "kinds", "kept"),
+    [
+        ("/v1/chat/completions", ["function", "web_search"], ["function"]),
+        ("/v1/responses", ["custom", "code_interpreter", "mcp"], ["custom"]),
+        ("/v1/responses", ["web_search"], None),
+        ("/v1/messages", ["bash_20250124", "web_search_20250305"], ["bash_20250124"]),
+    ],
+)
+def test_tools_that_it_would_run_itself_stay_here(path: str, kinds: list[str], kept: list[str] | None) -> None:
+    """They cost more than their tokens. Without any tool left, none can be chosen."""
+    api = "anthropic" if path == "/v1/messages" else "openai"
+    rig = without_pods(providers=[provider(api=api)])
+    body = {"model": "chat", "max_tokens": 9, "tool_choice": "auto", "tools": [{"type": kind} for kind in kinds]}
+    said = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "hi"}]}
+    served = rig.front.receive(path, msgspec.json.encode({**body, **said}))
+    assert served.asked == [ASKED] and served.context is not None
+    sent = msgspec.json.decode(served.context.request.body)
+    assert (sent.get("tools") and [tool["type"] for tool in sent["tools"]]) == kept
+    assert ("tool_choice" in sent) is (kept is not None)
+
+
 def test_a_client_sees_no_usage_that_it_has_not_asked_for() -> None:
     rig = without_pods()
     served = rig.chat(model="chat")
