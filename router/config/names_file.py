@@ -26,8 +26,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_
 from router.admission.names import ModelName, NameRule, Names, NamesInUse, Weights
 from router.config.load import Strict, read_document, validate
 from router.config.mistakes import Location, wrong_at
+from router.config.schema import HeaderName
 from router.config.watched_file import WatchedFile, stamp_of
-from router.engines.forwarded_headers import is_header_name
 from router.errors import ConfigError
 from router.types import MAX_NAME_CHARACTERS
 
@@ -60,12 +60,6 @@ def _name(value: str) -> str:
     return value
 
 
-def _header(name: str) -> str:
-    if not is_header_name(name.lower()):
-        raise ValueError("must be the name of a header, such as x-beta")
-    return name.lower()
-
-
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Model = Annotated[_Text, AfterValidator(_model)]
 _Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -82,7 +76,7 @@ class RuleEntry(Strict):
 
     tenants: tuple[str, ...] = ()
     """Requests of one of these tenants; none: of all."""
-    headers: dict[Annotated[str, AfterValidator(_header)], str] = Field(default_factory=dict)
+    headers: dict[HeaderName, str] = Field(default_factory=dict)
     """... that have all of these headers, with these values."""
     to: _Targets
 

@@ -51,12 +51,6 @@ def fallbacks(
                 yield number, model
 
 
-def has_fallback(context: RequestContext, fleet: Fleet, hosted: Hosted, pods_failed: int, now_s: float) -> bool:
-    """Whether one of them can serve the request now."""
-    found = fallbacks(context, fleet, hosted, pods_failed, now_s)
-    return any(not isinstance(one, NotAsked) for _, one in found)
-
-
 def with_reasons(error: RouterError, not_asked: Sequence[NotAsked]) -> RouterError:
     """The error that says, too, why providers did not serve the request: 503 where pods failed or are unknown."""
     if not not_asked:

@@ -33,7 +33,7 @@ from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
 from router.request.fallbacks import CANNOT_SERVE, fallbacks, may_fall_back, with_reasons
 from router.request.fleet_state import Clock, FleetState
-from router.request.hosted import HostedModel, NotAsked
+from router.request.hosted import HostedModel, NotAsked, money_taken, request_for
 from router.request.inbound import Head, HeaderList
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -151,7 +151,7 @@ class Core:
                 not_asked.append(one)
             elif isinstance(one, HostedModel):
                 try:
-                    asked = partial(one.request, request, left, error.code)
+                    asked = partial(request_for, one.provider, request, left, error.code)
                     if (refusal := await self._serve_hosted(context, one, asked, client, do)) is None:
                         return None
                     not_asked.append(refusal)
@@ -180,7 +180,7 @@ class Core:
         `RouterError`."""
         charges, tokens = self.charges, context.prompt_tokens
         assert charges is not None
-        spending = await charges.spend(context, one, do)
+        spending = await charges.spend(context, one.provider, do)
         if isinstance(spending, NotAsked):
             return spending
         charges.withdraw(context)
@@ -201,8 +201,10 @@ class Core:
         return None
 
     def _cost(self, one: HostedModel, context: RequestContext, error: BaseException | None) -> float | None:
+        """The money that an attempt has cost, which ended with this error; None if that is unknown. Learns from it."""
         now_s = self.clock.now_s()
-        return one.ended(context, self.endings.used(context, now_s), error, now_s)
+        one.learn(context, error, now_s)
+        return money_taken(one.provider, context, self.endings.used(context, now_s), error)
 
     async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
         """Try candidates until one has responded. Each is booked before the first await, and released in any case.

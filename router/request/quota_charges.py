@@ -14,17 +14,18 @@ from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from router.admission.meter import KEPT_S, Meter
+from router.admission.meter import KEPT_S, Meter, in_units
 from router.admission.quotas import Applied, Hold, Quotas, Short
 from router.admission.tenant import Tenant
 from router.apis.api import Conventions
+from router.config.provider_schema import Provider
 from router.endpoints import Endpoint
 from router.errors import QuotaExceeded
 from router.observe.ended import UsedTokens
 from router.request.context import RequestContext
 from router.request.effects import Effects
 from router.request.fleet_state import Clock
-from router.request.hosted import HostedModel, NotAsked, in_units
+from router.request.hosted import NotAsked, most_money
 from router.request.inbound import HeaderList
 
 T = TypeVar("T")
@@ -89,12 +90,12 @@ class QuotaCharges:
             )
         context.limit_headers = limit_headers(context.request.endpoint, hold.applied, now_s, self.clock.unix_s())
 
-    async def spend(self, context: RequestContext, one: HostedModel, do: Effects) -> Spending | NotAsked:
+    async def spend(self, context: RequestContext, provider: Provider, do: Effects) -> Spending | NotAsked:
         """Count the most that the request can cost at a provider, in its budget and that of the tenant."""
-        tenant, request, provider = context.tenant, context.request, one.provider
+        tenant, request = context.tenant, context.request
         meters = self.quotas.money_of(provider.pod.id, provider.quotas, provider.name)
         meters = [*meters, *self.quotas.money_of(tenant.name, tenant.quotas, provider.name, request.name)]
-        amount = in_units(one.most_money(context))
+        amount = in_units(most_money(provider, context))
         short = self.quotas.spend(meters, amount, self.clock.now_s())
         if short is not None:
             short = await self._waited(short, lambda: self.quotas.spend(meters, amount, self.clock.now_s()), do)

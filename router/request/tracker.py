@@ -34,8 +34,9 @@ from router.request.booking import AttemptPredictions, Booking
 from router.request.context import RequestContext
 from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import MOVED
-from router.request.fallbacks import has_fallback
+from router.request.fallbacks import fallbacks
 from router.request.fleet_state import FleetState
+from router.request.hosted import NotAsked
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.request.response_reader import has_early_error
 from router.request.usage_filter import UsageFilter
@@ -110,7 +111,8 @@ class Tracker:
             return True
         if tried < MAX_FAILED_ATTEMPTS and self._next() is not None:
             return False
-        return not has_fallback(context, self._state.fleet, self._rules.hosted, tried, context.sent_s)
+        left = fallbacks(context, self._state.fleet, self._rules.hosted, tried, context.sent_s)
+        return all(isinstance(one, NotAsked) for _, one in left)
 
     def _next(self) -> Candidate | None:
         """The next usable candidate, preferably one without pods that failed this request; None if there is none."""

@@ -58,7 +58,7 @@ from router.policy.retry import RetryBudget
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.decisions import Routing
 from router.request.fleet_state import Clock
-from router.request.hosted import hosted_models
+from router.request.hosted import HostedModel
 from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
@@ -371,6 +371,7 @@ def build_core(
     hands_over: bool = False,
 ) -> Core:
     """The core of a router with this configuration. `senders`: the processes that send to the same pods."""
+    to_pause = config.probes.clients_to_eject
     rules = AttemptRules(
         retries=config.limits.retries,
         route_headers=config.edge.route_headers,
@@ -380,7 +381,7 @@ def build_core(
         handoff_facts=handoff_facts,
         suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
-        hosted={} if hands_over else hosted_models(config.providers, config.probes.clients_to_eject),
+        hosted={one.name: HostedModel(one, to_pause) for one in config.providers if not hands_over},
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,
