@@ -34,6 +34,12 @@ class ProviderApi:
     tools: tuple[str, ...]
     """How the types of tools begin that clients run. Those that a provider runs cost more than their tokens."""
 
+    def headers_with(self, key: str, given: Mapping[bytes, bytes] | None = None) -> list[tuple[bytes, bytes]]:
+        """What authenticates a request with this key, and what is known of the headers of a client."""
+        known = {name: value for name, value in (given or {}).items() if name in self.headers}
+        name, form = self.key_header
+        return [*{**self.defaults, **known}.items(), (name, form % key.encode())]
+
 
 PROVIDER_APIS: Mapping[str, ProviderApi] = {
     "openai": ProviderApi(

@@ -20,7 +20,7 @@ from router.fleet.fleet import Fleet
 from router.frontends.fair_turns import FairTurns
 from router.policy.eligible import ready_pods
 from router.request.context import RequestContext
-from router.request.fallbacks import fallbacks, with_reasons
+from router.request.fallbacks import fallbacks_of, with_reasons
 from router.request.hosted import Hosted, NotAsked
 
 CHECK_S = 1.0
@@ -53,7 +53,7 @@ class HeldRequests:
         model = context.request.adapter or context.request.model
         if context.stored_pod or self._is_served(model):
             return None
-        found = [one for _, one in fallbacks(context, self.fleet, hosted, 0, monotonic())]
+        found = [one for _, one in fallbacks_of(context, self.fleet, hosted, 0, monotonic())]
         not_asked = [one for one in found if isinstance(one, NotAsked)]
         if len(not_asked) < len(found):
             return None

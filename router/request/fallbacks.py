@@ -34,7 +34,7 @@ def may_fall_back(context: RequestContext, error: RouterError) -> bool:
     return isinstance(error, CANNOT_SERVE)
 
 
-def fallbacks(
+def fallbacks_of(
     context: RequestContext, fleet: Fleet, hosted: Hosted, pods_failed: int, now_s: float
 ) -> Iterator[tuple[int, Model | HostedModel | NotAsked]]:
     """The models and providers that can serve the request now, and why other providers are not asked, each with its

@@ -128,5 +128,5 @@ def _most_output_tokens(provider: Provider, request: InferenceRequest) -> int:
 
 
 def _most_tokens(provider: Provider, request: InferenceRequest) -> int:
-    """Of one answer."""
+    """The longest answer that it may give, in tokens."""
     return min(request.max_output_tokens or provider.max_output_tokens, provider.max_output_tokens)

@@ -31,7 +31,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-from router.request.fallbacks import CANNOT_SERVE, fallbacks, may_fall_back, with_reasons
+from router.request.fallbacks import CANNOT_SERVE, fallbacks_of, may_fall_back, with_reasons
 from router.request.fleet_state import Clock, FleetState
 from router.request.hosted import HostedModel, NotAsked, money_taken, request_for
 from router.request.inbound import Head, HeaderList
@@ -144,7 +144,7 @@ class Core:
         request, fleet, not_asked = context.request, self.state.fleet, list[NotAsked]()
         if not may_fall_back(context, error):
             raise error
-        found = fallbacks(context, fleet, self.rules.hosted, context.pods_failed, self.clock.now_s())
+        found = fallbacks_of(context, fleet, self.rules.hosted, context.pods_failed, self.clock.now_s())
         for number, one in found:
             left = request.fallbacks[number:]
             if isinstance(one, NotAsked):
@@ -254,7 +254,7 @@ class Core:
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
         context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         await self._read(context, do, None)
-        found = fallbacks(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        found = fallbacks_of(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
         can_serve = [(number, one) for number, one in found if not isinstance(one, NotAsked)]
         try:
             kept = self.decisions.preview(context)

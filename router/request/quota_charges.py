@@ -74,7 +74,7 @@ class QuotaCharges:
         return self.quotas.begin(tenant.name, tenant.quotas, *names)
 
     def withdraw(self, context: RequestContext) -> None:
-        """Before `begin` with another model."""
+        """Count a request no longer, before it begins again with another model."""
         if context.hold is not None:
             self.quotas.withdraw(context.hold, self.clock.now_s())
             context.hold = None

@@ -92,7 +92,7 @@ class RequestReader:
         model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
+            target = self._chosen(model, stored_model, named, tenant, owner, key)
         usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
         base, adapter = self._resolve(target.model or model, tenant, target, endpoint, streams)
         if parsed and (target.name or not parsed.model):
@@ -141,8 +141,9 @@ class RequestReader:
     def _chosen(
         self, asked: str, stored_model: str, named: Mapping[bytes, bytes], tenant: Tenant, owner: str, key: int
     ) -> _Target:
-        """What a client asks for, in the conversation with this key. Raises `UnknownModel` if the tenant may not use
-        the name, or any of its models."""
+        """What a client asks for, in the conversation with this key: if no pod serves that, the first fallback that one
+        serves, unless a provider is before it. Raises `UnknownModel` if the tenant may not use the name, or any of its
+        models."""
         assert self._names is not None
         if len(asked) > MAX_NAME_CHARACTERS:
             raise self._unknown(asked, tenant)
@@ -159,16 +160,12 @@ class RequestReader:
                 fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
         if not stored_model and (name or is_model):
             self._names.recent.append(NameChoice(asked, name, model, owner, key))
-        return _Target(model, name, fallbacks)
-
-    def _served(self, target: _Target) -> _Target:
-        """The same, or its first fallback that a pod serves, if none serves the target and no provider is before it."""
-        for number, model in enumerate(target.fallbacks if self._fleet.resolve(target.model) is None else (), 1):
-            if model in self.hosted:
+        for number, one in enumerate(fallbacks if self._fleet.resolve(model) is None else (), 1):
+            if one in self.hosted:
                 break
-            if self._fleet.resolve(model) is not None:
-                return _Target(model, target.name, target.fallbacks[number:], NoReadyPod.code)
-        return target
+            if self._fleet.resolve(one) is not None:
+                return _Target(one, name, fallbacks[number:], NoReadyPod.code)
+        return _Target(model, name, fallbacks)
 
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))

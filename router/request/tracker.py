@@ -34,7 +34,7 @@ from router.request.booking import AttemptPredictions, Booking
 from router.request.context import RequestContext
 from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import MOVED
-from router.request.fallbacks import fallbacks
+from router.request.fallbacks import fallbacks_of
 from router.request.fleet_state import FleetState
 from router.request.hosted import NotAsked
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
@@ -111,7 +111,7 @@ class Tracker:
             return True
         if tried < MAX_FAILED_ATTEMPTS and self._next() is not None:
             return False
-        left = fallbacks(context, self._state.fleet, self._rules.hosted, tried, context.sent_s)
+        left = fallbacks_of(context, self._state.fleet, self._rules.hosted, tried, context.sent_s)
         return all(isinstance(one, NotAsked) for _, one in left)
 
     def _next(self) -> Candidate | None:

@@ -52,9 +52,6 @@ class ProviderSender:
     def _headers(self, given: Mapping[bytes, bytes]) -> HeaderList:
         """With its key, and those of the client that its API knows. Raises `UpstreamBroken` while there is no key."""
         provider = self.provider
-        api, key = PROVIDER_APIS[provider.api], file_key(provider.key_file)
-        if not key:
+        if not (key := file_key(provider.key_file)):
             raise UpstreamBroken(f"provider {provider.name}: its key_file is not readable", pod=provider.pod.id)
-        known = {name: value for name, value in given.items() if name in api.headers}
-        name, form = api.key_header
-        return [*_OF_REQUEST, *{**api.defaults, **known}.items(), (name, form % key.encode())]
+        return [*_OF_REQUEST, *PROVIDER_APIS[provider.api].headers_with(key, given)]
