@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
-from router.admission.names import ModelName, NameRule, Names, NamesInUse, Weights
+from router.admission.names import ModelName, NameRule, Names, NamesInUse, Weights, review
 from router.config.load import Strict, read_document, validate
 from router.config.mistakes import Location, wrong_at
 from router.config.schema import HeaderName
@@ -139,20 +139,29 @@ class NameList(Strict):
         return self
 
 
+ReviewedNames: TypeAlias = tuple[Names, str]
+"""The names, and how many of the latest requests they change."""
+
+
 def watched_names(
     path: Path, in_use: NamesInUse, on_change: Callable[[str], None], providers: Collection[str] = ()
-) -> WatchedFile[Names]:
+) -> WatchedFile[ReviewedNames]:
     """The file, which is valid now, and whose names are `in_use`; if it becomes wrong, the last valid ones stay.
     `on_change`: called with the review of each change. `providers`: see `read_names`. Raises `ConfigError`."""
 
-    def use(names: Names) -> None:
-        review = in_use.replace(names)
-        log.info("names reloaded", names=len(names.exact) + len(names.beginnings), review=review)
-        on_change(review)
+    def read() -> ReviewedNames:
+        """In a thread: a review takes milliseconds."""
+        names = read_names(path, providers)
+        return names, review(names, tuple(in_use.recent))
+
+    def use(found: ReviewedNames) -> None:
+        in_use.current, reviewed = found
+        log.info("names reloaded", names=len(in_use.current.exact) + len(in_use.current.beginnings), review=reviewed)
+        on_change(reviewed)
 
     event = "invalid names; the last valid ones stay current"
-    found = WatchedFile(lambda: read_names(path, providers), lambda: stamp_of(path), event, use)
-    in_use.current = found.current()
+    found = WatchedFile(read, lambda: stamp_of(path), event, use)
+    in_use.current, _ = found.current()
     return found
 
 

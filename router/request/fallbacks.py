@@ -26,22 +26,15 @@ Model: TypeAlias = tuple[str, str]
 
 
 def may_fall_back(context: RequestContext, error: RouterError) -> bool:
-<<<<<<< HEAD
-    """Whether another model may serve a request that ended so. Pods may have received it."""
+    """Whether another model may serve a request that ended so. Pods may have received it. A client that sets its own
+    limit chooses none: it could set one that every pod misses."""
+    if isinstance(error, Overloaded):
+        return context.ttft_limit_ms is not None
     if isinstance(error, UpstreamTimeout):
         return False
     if isinstance(error, UpstreamError):
         return context.repeatable or not context.pods_failed
     return isinstance(error, CANNOT_SERVE)
-=======
-    """Whether another model may serve a request that ended so. Pods may have received it. A client that sets its own
-    limit chooses none: it could set one that every pod misses."""
-    if isinstance(error, Overloaded):
-        return context.ttft_limit_ms is not None
-    if isinstance(error, UpstreamTimeout) or not isinstance(error, UpstreamError):
-        return isinstance(error, CANNOT_SERVE)
-    return context.repeatable or not received(context)
->>>>>>> main
 
 
 def fallbacks_of(

@@ -524,13 +524,7 @@ def _explain_routes(
         name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
         return await edge.read(endpoint, named, body, request_id, gate.named(name))
 
-<<<<<<< HEAD
-    return ExplainRoutes(
-        records.recent.explained, read, lambda request, headers: core.preview(request, headers, forwarder)
-    )
-=======
-    return ExplainRoutes(records.recent.find, read, partial(core.preview, forwarder, gate.named))
->>>>>>> main
+    return ExplainRoutes(records.recent.explained, read, partial(core.preview, forwarder, gate.named))
 
 
 def _admin_edge(
