@@ -168,7 +168,7 @@ class VllmRustChat(Conversion):
     def reads_alike(self, body: Mapping[str, Any]) -> bool:
         messages = body["messages"]
         is_raw = body.keys() == {"messages"} and isinstance(messages[0], msgspec.Raw)
-        return is_raw and plain_messages(messages) is not None and self.reads_plain(messages)
+        return is_raw and self.reads_plain(messages) and plain_messages(messages) is not None
 
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
         return self._renders_alike and not any(_may_differ(message) for message in messages)
