@@ -137,6 +137,8 @@ async def test_the_next_provider_serves_what_a_hostile_one_does_not(
         async with deploy(1, names=names_of(tmp_path, ["bad", "good"]), providers=providers) as found:
             answer = await found.client.post("/v1/chat/completions", json=chat())
             assert (answer.status_code, answer.headers["x-warmroute-model"]) == (200, "good")
+            explained = await found.admin.get(f"/admin/explain/{answer.headers['x-request-id']}")
+            assert explained.json()["explanation"]["why"] == "Provider good served it."
     assert (len(got), len(good)) == (1, 1)
 
 
