@@ -529,7 +529,7 @@ def _explain_routes(
         name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
         return await edge.read(endpoint, named, body, request_id, gate.named(name))
 
-    return ExplainRoutes(records.recent.explained, read, lambda one, headers: core.preview(one, headers, forwarder))
+    return ExplainRoutes(records.recent.explained, read, partial(core.preview, forwarder, gate.named))
 
 
 def _admin_edge(
