@@ -77,7 +77,7 @@ class RecentDecisions:
     on_decided: Callable[[RecordedDecision], None] | None = None
     _kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
     _hosted: OrderedDict[str, Ended] = field(default_factory=OrderedDict)
-    """The last `size` requests that a provider has served: nothing was decided about them."""
+    """The last `size` requests that providers served."""
 
     def record(
         self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
@@ -101,7 +101,8 @@ class RecentDecisions:
         if self.writer is not None:
             self.writer.write(ended, prompt)
         if decision is None:
-            self._settle_undecided(ended)
+            if ended.fallback:
+                self._fell_back(ended)
             return
         if (kept := self._kept.get(ended.id)) is not None and kept[0] is decision:
             self._kept[ended.id] = decision, ended
@@ -109,12 +110,10 @@ class RecentDecisions:
             decision.excerpt = excerpt(decision.prompt)
             decision.prompt = None  # a thousand prompts have no bound
 
-    def _settle_undecided(self, ended: Ended) -> None:
-        """Its earlier decision, for a model that could not serve it after all, is in flight no more."""
-        kept = self._kept.get(ended.id)
-        if kept is not None and kept[1] is None:
-            del self._kept[ended.id]
-        if ended.served is not None:
+    def _fell_back(self, ended: Ended) -> None:
+        """The decision about the target, if there was one, is not that of this request any more."""
+        self._kept.pop(ended.id, None)
+        if ended.served is not None and self.size:
             self._hosted[ended.id] = ended
             if len(self._hosted) > self.size:
                 self._hosted.popitem(last=False)
@@ -123,6 +122,7 @@ class RecentDecisions:
         return self._kept.get(request_id)
 
     def explained(self, request_id: str) -> Explained | None:
+        """Why a request was served as it was; None if that is not known any more."""
         if (kept := self.find(request_id)) is not None:
             return explained(*kept)
         ended = self._hosted.get(request_id)

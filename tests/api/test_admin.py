@@ -328,7 +328,7 @@ async def test_decisions_are_explained(router: Router) -> None:
     assert found["receipt"]["id"] == router.decision.scene.request_id
     answer = await router.call("GET", "/admin/explain/nowhere")
     assert answer.status_code == 404 and "nowhere" in error_of(answer)["message"]
-    assert "or the request was answered without one" in error_of(answer)["message"]
+    assert "or an error answered it without one" in error_of(answer)["message"]
 
 
 async def test_a_decision_is_previewed(router: Router) -> None:

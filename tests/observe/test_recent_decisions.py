@@ -63,19 +63,6 @@ def test_prompt_tokens_in_flight_are_those_of_requests_that_have_not_ended() -> 
     assert recent.in_flight_tokens() == {}
 
 
-def test_what_a_provider_served_after_a_decision_is_explained_and_not_in_flight() -> None:
-    """Pods of the decision have failed. A request that nobody served has no explanation."""
-    recent = RecentDecisions(size=2)
-    decided(recent, "one", "two")
-    served = replace(decide(seen("one"), BY).candidates[0], money=0.5)
-    for name in ("one", "three", "four"):
-        recent.settle(replace(ENDED, id=name, model="hosted", served=served), None)
-    recent.settle(replace(ENDED, id="two"), None)
-    assert recent.in_flight_tokens() == {} and recent.explained("one") is recent.explained("two") is None
-    found = recent.explained("four")
-    assert found and found.explanation.why == "Provider hosted served it." and found.receipt.money == 0.5
-
-
 def test_the_outcome_is_added_and_written() -> None:
     """To the recorded decision and to every sink."""
     lines: list[bytes] = []

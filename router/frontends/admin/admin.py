@@ -233,7 +233,7 @@ PREVIEWED_TENANT = b"x-warmroute-tenant"
 
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
-    """The calls about decisions. `find` explains a decision by request id, `read` parses a body, `preview` decides
+    """The calls about decisions. `find` explains a request by its id, `read` parses a body, `preview` decides
     without sending."""
 
     find: Callable[[str], Explained | None]
@@ -243,11 +243,12 @@ class ExplainRoutes:
     def add_to(self, router: APIRouter) -> None:
         @router.get("/explain/{request_id:path}")
         async def explain(request_id: str) -> Response:
-            if (found := self.find(request_id)) is None:
+            found = self.find(request_id)
+            if found is None:
                 raise HTTPException(
                     404,
-                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
-                    "request was answered without one, for the reason in its log line.",
+                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or an "
+                    "error answered it without one, as its line in the log and in `receipts.file` says.",
                 )
             return Response(msgspec.json.encode(found), media_type="application/json")
 
