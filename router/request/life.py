@@ -127,7 +127,6 @@ class Core:
                     context.begin_again(again)
         except RouterError as error:
             self.endings.failed(context, error, has_answered=client.started)
-            error.__traceback__ = None  # else a cycle with a frame that keeps the body
             raise
         except Exception:
             raise
