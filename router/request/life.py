@@ -32,7 +32,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-from router.request.fallbacks import CANNOT_SERVE, fallbacks_of, may_fall_back, with_reasons
+from router.request.fallbacks import CANNOT_SERVE, fallbacks_of, may_fall_back, may_wait, with_reasons
 from router.request.fleet_state import Clock, FleetState
 from router.request.hosted import HostedModel, NotAsked, money_taken, request_for
 from router.request.inbound import Head, HeaderList
@@ -119,7 +119,7 @@ class Core:
                     await self.attempts(self.tracker(context), client, do)
                     return
                 except RouterError as error:
-                    if client.started or not context.request.fallbacks:
+                    if client.started or not (context.request.fallbacks or context.held_until_s):
                         raise
                     again = await self._fallback(context, error, client, do)
                     if again is None:
@@ -139,8 +139,8 @@ class Core:
     async def _fallback(
         self, context: RequestContext, error: RouterError, client: Downstream, do: Effects
     ) -> InferenceRequest | None:
-        """The request by the first fallback that can serve it: another model; None if a provider has served it. Raises
-        the error, or that of the last provider, where there is none."""
+        """The request by the first fallback that can serve it: another model, else its next pod; None if a provider has
+        served it. Raises the error, or that of the last provider, where there is none."""
         request, fleet, not_asked = context.request, self.state.fleet, list[NotAsked]()
         if not may_fall_back(context, error):
             raise error
@@ -164,9 +164,19 @@ class Core:
                     self.charges.withdraw(context)
                 salts = accepts_salt(fleet.snapshot, one[1] or one[0], request.endpoint)
                 return await do.in_thread(partial(for_model, request, one, left, error.code, salts=salts))
+        if may_wait(context, error):
+            return await self._for_next_pod(context, request, do)
         for refusal in not_asked:
             self.counters.provider_refused(refusal.provider, refusal.code)
         raise with_reasons(error, not_asked)
+
+    async def _for_next_pod(self, context: RequestContext, request: InferenceRequest, do: Effects) -> InferenceRequest:
+        """The same request, once a pod may serve it. Its times begin then."""
+        if self.charges is not None:
+            self.charges.withdraw(context)
+        await do.pod_again(request, context.owner, context.tenant, context.held_until_s)
+        context.phases.restart(self.clock.now_s())
+        return request
 
     async def _serve_hosted(
         self,

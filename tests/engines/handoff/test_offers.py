@@ -88,6 +88,15 @@ def test_a_long_response_is_sent_before_it_is_complete(monkeypatch: pytest.Monke
     assert json.loads(b"".join([*out, one.end()])) == {"text": "x" * 5 * OFFER.max_bytes, "n": 1}
 
 
+def test_no_part_of_an_offer_passes_where_others_in_front_of_it_were_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left without those is shorter than an offer may be."""
+    monkeypatch.setattr(offers, "MAX_HELD_BYTES", 2 * OFFER.max_bytes)
+    offer = {FIELD: {"x": "y" * 20_000}}
+    text = json.dumps({FIELD: {"x": "y" * 2 * OFFER.max_bytes}, "n": "z" * 50_000, "o": offer}).encode()
+    one = OfferFilter(stream=False)
+    assert one.feed(text[:-10_000]) + one.feed(text[-10_000:]) + one.end() == b'{ "n": "%b", "o": {}}' % (b"z" * 50_000)
+
+
 def test_an_offer_that_is_too_large_is_removed_but_not_used() -> None:
     assert shown(json.dumps({FIELD: {"x": "y" * OFFER.max_bytes}, "n": 1}).encode()) == (b'{ "n": 1}', [])
 
