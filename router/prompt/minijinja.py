@@ -132,10 +132,6 @@ def _join(value: Any, between: str = "") -> str:
     return between.join(map(shown, value or ()))
 
 
-def _iterated(value: Any) -> Any:
-    return () if value is None else value
-
-
 def _strftime_now(date_format: str) -> str:
     if _ODD_DATE.search(date_format):
         raise TemplateError(f"the date {date_format!r}")
@@ -174,7 +170,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "trim": _trim,
     _CALLED: _method,
     _CONCATENATED: _join,
-    _LOOPED: _iterated,
+    _LOOPED: lambda value: () if value is None else value,
 }
 _OTHER_FILTERS = frozenset({"attr", "format", "pprint", "round"})
 """Filters that print something else in minijinja: templates with them are not read."""
