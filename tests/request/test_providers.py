@@ -271,7 +271,7 @@ def test_one_that_fails_in_a_row_is_left_out_for_a_while() -> None:
 
 
 def test_a_client_that_leaves_does_not_keep_it_left_out() -> None:
-    """Once its time is over, whatever it failed before."""
+    """Its time is over, and how often it failed before counts no more."""
     rig = without_pods()
     for number in range(FAILURES_TO_PAUSE):
         rig.chat(Tenant(name=f"t{number}"), model="chat").fail(UpstreamBroken("cut", pod=ASKED))
