@@ -195,7 +195,7 @@ class RequestReader:
         return UnknownModel(f"The model `{name}` does not exist.{known} {add}", param="model")
 
     def _usable_names(self, tenant: Tenant) -> list[str]:
-        """Of the first names, those that the tenant may use, with a model that they may become."""
+        """Those of the first names that the tenant may use, with a model that they may become."""
         listed = islice(self._names.current.exact.values(), MAX_LISTED_NAMES) if self._names else ()
         may_use = partial(self._may_use, tenant)
         return [one.name for one in listed if tenant.may_use(one.name, "") and any(map(may_use, one.weights))]
