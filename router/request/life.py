@@ -172,11 +172,12 @@ class Core:
         raise with_reasons(error, not_asked)
 
     async def _for_next_pod(self, context: RequestContext, request: InferenceRequest, do: Effects) -> InferenceRequest:
-        """The same request, once a pod may serve it. Its times begin then."""
+        """The same request, once a pod may serve it. Its times and failures begin then."""
         if self.charges is not None:
             self.charges.withdraw(context)
         await do.pod_again(request, context.owner, context.tenant, context.held_until_s)
         context.phases.restart(self.clock.now_s())
+        context.failures = ()
         return request
 
     async def _serve_hosted(

@@ -271,6 +271,16 @@ def test_one_that_fails_in_a_row_is_left_out_for_a_while() -> None:
     assert rig.chat(model="chat").asked == [ASKED]
 
 
+def test_a_client_that_leaves_does_not_keep_it_left_out() -> None:
+    """Its time is over, and how often it failed before counts no more."""
+    rig = without_pods()
+    for number in range(FAILURES_TO_PAUSE):
+        rig.chat(Tenant(name=f"t{number}"), model="chat").fail(UpstreamBroken("cut", pod=ASKED))
+    rig.now_s += PAUSE_S
+    rig.chat(Tenant(name="evil"), model="chat").leave()
+    assert rig.chat(Tenant(name="good"), model="chat").asked == [ASKED]
+
+
 def test_requests_of_one_client_do_not_take_it_from_others() -> None:
     """They may be the cause, such as those whose answers take too long; not of a connection that is refused."""
     for error, asked in ((UpstreamTimeout, [ASKED]), (UpstreamBroken, [ASKED]), (ConnectFailed, [])):
