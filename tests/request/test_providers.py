@@ -118,6 +118,7 @@ def test_the_next_serves_what_it_does_not(error: type[UpstreamBroken]) -> None:
     assert served.asked == [ASKED, "provider/other"] and served.context is not None
     answered(served)
     assert (rig.known.ended[0].model, rig.known.ended[0].result) == ("other", "ok")
+    assert rig.known.ended[0].fallback == "no_ready_pod", "why the target does not serve it"
 
 
 def test_nothing_is_asked_again_after_the_first_piece() -> None:
