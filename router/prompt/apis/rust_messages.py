@@ -24,7 +24,10 @@ def decoded(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a chat with their JSON read as serde reads it. Raises `Unrenderable`."""
     if body.get("chat_template") is not None:
         refuse("a chat template in the request")
-    given = {name: as_serde(value) for name, value in body.items() if name != "messages"}
+    try:
+        given = {name: as_serde(value) for name, value in body.items() if name != "messages"}
+    except (ValueError, RecursionError) as error:
+        raise not_converted(f"JSON: {error}") from error
     messages = body["messages"]
     return {**given, "messages": [read_json(one) if isinstance(one, msgspec.Raw) else one for one in messages]}
 
@@ -64,8 +67,10 @@ def _message(message: Any) -> ChatMessage:
     found: ChatMessage = {"role": role, "content": texts}
     if role == "tool":
         found["tool_call_id"] = _text_of(message, "tool_call_id")
-    if role == "developer" and message.get("tools"):
-        found["tools"] = [read_tool(tool) for tool in message["tools"]]
+    if role == "developer" and (tools := message.get("tools")):
+        if not isinstance(tools, list):
+            refuse("tools that are no list")
+        found["tools"] = [read_tool(tool) for tool in tools]
     return found
 
 

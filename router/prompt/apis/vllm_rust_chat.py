@@ -83,7 +83,7 @@ class RustTemplate:
             **asked,
         }
         if effort is not None:
-            if effort not in _EFFORTS:
+            if not isinstance(effort, str) or effort not in _EFFORTS:
                 refuse(f"the reasoning effort {effort!r:.40}")
             variables["reasoning_effort"] = effort
             if "enable_thinking" not in asked:
