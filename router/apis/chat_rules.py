@@ -74,7 +74,7 @@ ALL_IN_ONE = _joined([rule.chat for rule in RULES])
 """Where a pod has the router's tokens of it, it keeps all rules."""
 
 
-SEARCHED_BYTES = 128 * 1024
+MAX_SEARCHED_BYTES = 128 * 1024
 """Rules about numbers take 5 ms to be searched for in a longer body. It is not compared, and every rule may concern it.
 """
 
@@ -86,4 +86,4 @@ def concerned_by(body: bytes) -> list[str]:
 
 def concern(rules: Collection[str], body: bytes) -> bool:
     """Whether one of the rules of these names may concern a body."""
-    return len(body) > SEARCHED_BYTES or any(rule.concerns.search(body) for rule in RULES if rule.name in rules)
+    return len(body) > MAX_SEARCHED_BYTES or any(rule.concerns.search(body) for rule in RULES if rule.name in rules)

@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from router.apis.chat_rules import SEARCHED_BYTES, concerned_by
+from router.apis.chat_rules import MAX_SEARCHED_BYTES, concerned_by
 from router.config.provider_schema import Provider
 from router.decision import Candidate
 from router.engines.engine_catalog import ENGINES, accepts_salt
@@ -269,7 +269,7 @@ class Core:
             found = await do.tokens(request)
             context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
             self._read_prompts += 1
-            if self._read_prompts >= COMPARED_EVERY and len(request.body) <= SEARCHED_BYTES:
+            if self._read_prompts >= COMPARED_EVERY and len(request.body) <= MAX_SEARCHED_BYTES:
                 self._read_prompts, context.compared = 0, _compared_rules(context)
 
     def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:

@@ -11,7 +11,7 @@ import pytest
 from loadtest.mock_engine.misreadings import MISREADINGS
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_requests import EngineError, RequestParser
-from router.apis.chat_rules import RULES, SEARCHED_BYTES, concern
+from router.apis.chat_rules import MAX_SEARCHED_BYTES, RULES, concern
 from router.errors import ClientError, UpstreamBroken
 from router.feeds.self_test import SelfTest, SelfTestTiming
 from router.feeds.watch import Turn
@@ -116,5 +116,5 @@ def test_only_chats_of_a_broken_rule_are_not_predicted() -> None:
     pod = make_pod("a", misreads=frozenset({"developer"}))
     assert misreads(pod, request(b'{"messages":[{"role":"developer","content":"x"}]}'))
     assert not misreads(pod, request(b'{"messages":[{"role":"user","content":[]}]}'))
-    assert misreads(pod, request(b"x" * (SEARCHED_BYTES + 1))), "a long body is not searched"
+    assert misreads(pod, request(b"x" * (MAX_SEARCHED_BYTES + 1))), "a long body is not searched"
     assert not misreads(make_pod("b"), request(b'{"messages":[{"role":"developer","content":"x"}]}'))
