@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import log
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,10 +21,26 @@ from router.errors import DECODE_ERRORS
 Weights: TypeAlias = Mapping[str, float]
 """Targets, with their shares of the conversations relative to each other."""
 
-MAX_SEARCHED_MESSAGES = 32
-"""In front of the first message of the user."""
+MAX_SEARCHED = 32
+"""Messages in front of the first one of the user, and parts of each."""
+MAX_PART_FIELDS = 1024
+"""A part with more counts as it is."""
+
+
+class _Message(msgspec.Struct):
+    role: msgspec.Raw = msgspec.Raw(b'"user"')
+    content: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Text(msgspec.Struct):
+    text: msgspec.Raw
+
+
+_MESSAGE, _TEXT = msgspec.json.Decoder(_Message), msgspec.json.Decoder(_Text)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_PARTS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_FIRST = [(f"part_{number}", msgspec.Raw, msgspec.Raw()) for number in range(MAX_SEARCHED)]
+_PARTS = msgspec.json.Decoder(msgspec.defstruct("_Parts", _FIRST, array_like=True))
+"""It passes over all parts after the first ones."""
 _USER = b'"user"'
 REVIEWED = 500
 """Latest requests that a change is reviewed with: two milliseconds."""
@@ -116,27 +133,32 @@ def _messages(parsed: Any) -> Sequence[msgspec.Raw]:
 
 
 def _begin(messages: Iterable[msgspec.Raw]) -> Iterator[bytes]:
-    for _, message in zip(range(MAX_SEARCHED_MESSAGES), messages, strict=False):
+    for message in islice(messages, MAX_SEARCHED):
         try:
-            fields = _FIELDS.decode(message)
-            yield from _parts(fields.get("content", msgspec.Raw(b"")))
+            found = _MESSAGE.decode(message)
+            yield from _parts(bytes(found.content))
         except DECODE_ERRORS:
             yield bytes(message)
-            fields = {}
-        if bytes(fields.get("role", _USER)) == _USER:
+            return
+        if bytes(found.role) == _USER:
             return
 
 
-def _parts(content: msgspec.Raw) -> Iterator[bytes]:
-    """The parts of a message without marks of a cache, which clients move; a text is a part."""
-    raw = bytes(content)
-    if not raw.startswith(b"["):
-        yield raw
+def _parts(content: bytes) -> Iterator[bytes]:
+    """The first parts of a message without marks of a cache, which clients move; a text is a part."""
+    if not content.startswith(b"["):
+        yield content
         return
-    for part in _PARTS.decode(raw):
-        text = part.get("text")
-        kept = {name: value for name, value in part.items() if name != "cache_control"}
-        yield bytes(text) if text is not None else msgspec.json.encode(kept, order="deterministic")
+    for part in filter(None, map(bytes, msgspec.structs.astuple(_PARTS.decode(content)))):
+        try:
+            yield bytes(_TEXT.decode(part).text)
+        except msgspec.ValidationError:
+            yield _unmarked(part) if part.count(b":") <= MAX_PART_FIELDS else part
+
+
+def _unmarked(part: bytes) -> bytes:
+    kept = {name: value for name, value in _FIELDS.decode(part).items() if name != "cache_control"}
+    return msgspec.json.encode(kept, order="deterministic")
 
 
 # --- the review of a change ---

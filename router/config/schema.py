@@ -394,7 +394,7 @@ class Limits(Strict):
     """Longest time that requests wait for the first pod of a model that is under `models`, or a target of `names`: for
     a fleet that scales from zero. Longer than a pod takes to start. Null: they get 503 at once."""
     max_waiting_for_pods: PositiveInt = 1000
-    """Requests of one model that wait so; further ones get 503."""
+    """Requests of one model that wait so, shared by tenants by their weights; further ones get 503."""
     request_timeout_s: PositiveFloat = 60.0
     """From the first byte of a request to its last; it begins again with each MiB of the body."""
     write_timeout_s: PositiveFloat = 60.0

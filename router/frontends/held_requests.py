@@ -8,12 +8,12 @@ They pass in fair order as soon as a pod is ready, one in each turn of the event
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from router.admission.tenant import Tenant
+from router.admission.fair_bound import FairBound
+from router.admission.tenant import Admitted
 from router.errors import NoReadyPod
 from router.feeds.supervise import pause
 from router.fleet.fleet import Fleet
@@ -26,25 +26,27 @@ from router.request.hosted import Hosted
 CHECK_S = 1.0
 """Time between two looks at the fleet: models and adapters of pods change without a change of state."""
 MIN_RETRY_S = 1.0
+_KEY = "limits.max_waiting_for_pods"
 
 
 @dataclass(slots=True, eq=False)
 class HeldRequests:
-    """`hold_s`: the longest wait; `max_requests`: of one model. `on_change`: called with a model and how many wait."""
+    """`hold_s`: the longest wait; `max_requests`: of one model, shared by tenants by their weights. `on_change`: called
+    with a model and how many wait."""
 
     fleet: Fleet
     hold_s: float
     max_requests: int
     on_change: Callable[[str, int], None] = lambda _model, _count: None
     _turns: dict[str, FairTurns] = field(default_factory=dict)
-    _counts: Counter[str] = field(default_factory=Counter)
+    _bounds: dict[str, FairBound] = field(default_factory=dict)
     _since_s: dict[str, float] = field(default_factory=dict)
     """When the first request of each model began to wait."""
     _starts_s: dict[str, float] = field(default_factory=dict)
     """How long the last start of a pod took, by model. All models are those of files, never of clients alone."""
 
     def waiting(self, model: str) -> int:
-        return self._counts[model]
+        return self._bounds[model].used if model in self._bounds else 0
 
     def unserved(self, context: RequestContext, hosted: Hosted) -> NoReadyPod | None:
         """Why a request should wait although pods have its model: none of them is ready, and no fallback can serve."""
@@ -53,21 +55,26 @@ class HeldRequests:
             return None
         return NoReadyPod(f"No pod that serves `{model}` is ready; retry later.", model=model)
 
-    async def wait(self, error: NoReadyPod, tenant: Tenant, size_bytes: int, until_s: float) -> None:
+    async def wait(self, error: NoReadyPod, admitted: Admitted, size_bytes: int, until_s: float) -> None:
         """Returns when a pod serves the model of the error. Raises the error where the request cannot wait."""
-        model, now_s = error.model, asyncio.get_running_loop().time()
-        if self._counts[model] >= self.max_requests:
+        model, now_s, tenant = error.model, asyncio.get_running_loop().time(), admitted.tenant
+        bound = self._bounds.setdefault(model, FairBound(self.max_requests, "waiting requests", _KEY))
+        if not bound.take(admitted.owner, tenant.weight, 1):
             raise self._refused(error, now_s)
         turns = self._turns.setdefault(model, FairTurns())
         self._since_s.setdefault(model, now_s)
-        self._count(model, 1)
+        self.on_change(model, bound.used)
         try:
             async with asyncio.timeout_at(until_s), turns.turn(tenant, 0, size_bytes):
                 await self._ready(model)
         except TimeoutError:
             raise self._refused(error, asyncio.get_running_loop().time()) from None
         finally:
-            self._count(model, -1)
+            bound.give_back(admitted.owner, 1)
+            if not bound.used:
+                for kept in (self._turns, self._since_s, self._bounds):
+                    kept.pop(model, None)
+            self.on_change(model, bound.used)
 
     async def _ready(self, model: str) -> None:
         changed, has_waited = asyncio.Event(), False
@@ -85,13 +92,6 @@ class HeldRequests:
     def _is_served(self, model: str) -> bool:
         found = ready_pods(self.fleet.snapshot, model)
         return bool(found.direct or (found.prefill and found.decode))
-
-    def _count(self, model: str, more: int) -> None:
-        self._counts[model] += more
-        if not self._counts[model]:
-            self._turns.pop(model, None)
-            self._since_s.pop(model, None)
-        self.on_change(model, self._counts[model])
 
     def _refused(self, error: NoReadyPod, now_s: float) -> NoReadyPod:
         """The error with the time after which a pod is expected."""

@@ -6,8 +6,8 @@ it is sent, and what it has cost when it has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ from router.admission.meter import MONEY_UNIT
 from router.config.provider_schema import Provider
 from router.decision import Candidate, Cost, Direct, ProviderOffer, RouteDecision
 from router.engines.providers import PROVIDER_APIS, provider_body
-from router.errors import UpstreamError, UpstreamTimeout
+from router.errors import ConnectFailed, UpstreamError, UpstreamTimeout
 from router.observe.ended import UsedTokens
 from router.request.context import RequestContext
 from router.types import Endpoint, InferenceRequest
@@ -41,11 +41,14 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class HostedModel:
-    """A provider, and what is learnt of it."""
+    """A provider, and what is learnt of it. `clients_to_pause`: how many clients must cause failures in a row of which
+    the request may be the cause, before it is left out for all: `probes.clients_to_eject`."""
 
     provider: Provider
+    clients_to_pause: int = 1
     ttft_ms: float = PRIOR_TTFT_MS
     _failures: int = 0
+    _failed_clients: set[str] = field(default_factory=set)
     _paused_until_s: float = 0.0
 
     def refusal(self, context: RequestContext, now_s: float) -> Refusal | None:
@@ -90,23 +93,31 @@ class HostedModel:
     ) -> float | None:
         """The money that an attempt has cost, for the record of the request, too; None if that is unknown. Learns from
         it."""
-        if error is None:
-            self._failures = 0
-        elif isinstance(error, UpstreamError):
-            self._failures += 1
-            if self._failures >= FAILURES_TO_PAUSE:
-                self._paused_until_s = now_s + PAUSE_S
+        self._count(context.client, error, now_s)
         candidate = context.candidate
         if candidate is None or candidate.money is None:
             return 0.0
         if context.first_token_s is not None and context.request.stream:
             ttft_ms = (context.phases.began_s + context.first_token_s - context.sent_s) * 1000
             self.ttft_ms += (ttft_ms - self.ttft_ms) * LEARNT_SHARE
-        output_tokens = min(used.output_tokens, self._most_output_tokens(context.request))
+        is_unknown = "output_tokens" in used.estimated and not context.request.stream
+        output_tokens = context.reader.size_bytes if is_unknown else used.output_tokens
+        output_tokens = min(output_tokens, self._most_output_tokens(context.request))
         money = self.provider.money(used.prompt_tokens, used.cached_tokens, output_tokens)
         context.candidate = replace(candidate, money=money)
         is_silent = isinstance(error, UpstreamTimeout) or not isinstance(error, Exception | None)
         return None if is_silent and not context.status else money
+
+    def _count(self, client: str, error: BaseException | None, now_s: float) -> None:
+        if error is None:
+            self._failures, self._failed_clients = 0, set()
+        elif isinstance(error, UpstreamError):
+            self._failures += 1
+            if len(self._failed_clients) < self.clients_to_pause:
+                self._failed_clients.add(client)
+            are_several = len(self._failed_clients) >= self.clients_to_pause
+            if self._failures >= FAILURES_TO_PAUSE and (are_several or isinstance(error, ConnectFailed)):
+                self._paused_until_s = now_s + PAUSE_S
 
     def _most_output_tokens(self, request: InferenceRequest) -> int:
         most = self.provider.max_output_tokens
@@ -115,6 +126,10 @@ class HostedModel:
 
 Hosted: TypeAlias = Mapping[str, HostedModel]
 """All providers by name."""
+
+
+def hosted_models(providers: Iterable[Provider], clients_to_pause: int) -> Hosted:
+    return {one.name: HostedModel(one, clients_to_pause) for one in providers}
 
 
 def in_units(money: float) -> int:

@@ -144,18 +144,20 @@ class RequestReader:
         """What a client asks for, in the conversation with this key. Raises `UnknownModel` if the tenant may not use
         the name, or any of its models."""
         assert self._names is not None
+        if len(asked) > MAX_NAME_CHARACTERS:
+            raise self._unknown(asked, tenant)
         is_model = asked in self._configured or self._fleet.resolve(asked) is not None
         entry = self._names.current.find(asked, is_model=is_model)
         name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
         if entry is not None:
             targets = entry.weights_for(owner, named)
-            usable = {target: weight for target, weight in targets.items() if self._may_use(tenant, target)}
+            usable = {target: weight for target, weight in targets.items() if weight and self._may_use(tenant, target)}
             name, model = entry.name, stored_model or chosen_target(usable, key)
             if not model or not tenant.may_use(asked, ""):
                 raise self._unknown(asked, tenant)
             if not stored_model:
                 fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
-        if not stored_model:
+        if not stored_model and (name or is_model):
             self._names.recent.append(NameChoice(asked, name, model, owner, key))
         return _Target(model, name, fallbacks)
 
@@ -192,7 +194,8 @@ class RequestReader:
         usable = sorted(self._usable(tenant))
         known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
         add = "To add one, start a pod that serves it under this name."
-        return UnknownModel(f"The model `{model}` does not exist.{known} {add}", param="model")
+        name = shortened(model, MAX_LISTED_CHARACTERS)
+        return UnknownModel(f"The model `{name}` does not exist.{known} {add}", param="model")
 
     def _usable(self, tenant: Tenant) -> list[str]:
         """The models, without adapters, that the tenant may use."""

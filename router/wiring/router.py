@@ -58,7 +58,7 @@ from router.policy.retry import RetryBudget
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.decisions import Routing
 from router.request.fleet_state import Clock
-from router.request.hosted import HostedModel
+from router.request.hosted import hosted_models
 from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
@@ -387,7 +387,7 @@ def build_core(
         handoff_facts=handoff_facts,
         suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
-        hosted={} if hands_over else {one.name: HostedModel(one) for one in config.providers},
+        hosted={} if hands_over else hosted_models(config.providers, config.probes.clients_to_eject),
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.admission.tenant import Tenant
+from router.admission.tenant import Admitted, Tenant
 from router.decision import Lease
 from router.errors import NoReadyPod
 from router.feeds.probe import SLEEPS, PodProbe
@@ -110,7 +110,7 @@ class Router:
         """How long a request waits for the first pod."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        await self.held.wait(HELD, Tenant(name="a"), 100, inf)
+        await self.held.wait(HELD, Admitted("a", Tenant(name="a")), 100, inf)
         return loop.time() - began_s
 
     def book(self, pod: str, prefill_s: float) -> Lease:

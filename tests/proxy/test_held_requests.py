@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from router.admission.tenant import Tenant
+from router.admission.tenant import Admitted, Tenant
 from router.errors import NoReadyPod
 from router.fleet.fleet import Fleet, PodEvent
 from router.frontends.held_requests import HeldRequests
@@ -27,7 +27,7 @@ class Rig:
 
     async def wait(self, tenant: str, size_bytes: int = 100) -> None:
         until_s = asyncio.get_running_loop().time() + self.held.hold_s
-        await self.held.wait(MISSING, TENANTS[tenant], size_bytes, until_s)
+        await self.held.wait(MISSING, Admitted(tenant, TENANTS[tenant]), size_bytes, until_s)
         self.order.append(tenant)
 
     def start_pod(self) -> None:
@@ -63,6 +63,19 @@ def test_their_order_is_fair_by_bytes_and_weights() -> None:
     assert sent["c"] == pytest.approx(2 * sent["a"], abs=3)
 
 
+def test_a_tenant_that_asks_without_end_leaves_others_their_places() -> None:
+    """An eighth more than all is kept for those that come later, and one of them gets half of that."""
+
+    async def scenario(rig: Rig) -> None:
+        tasks = [asyncio.create_task(rig.wait(tenant)) for tenant in "a" * 50 + "b" * 10 + "a" * 50]
+        asyncio.get_running_loop().call_later(5.0, rig.start_pod)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    rig = Rig(max_requests=16)
+    run_virtually(scenario(rig))
+    assert (rig.order.count("a"), rig.order.count("b")) == (16, 1)
+
+
 def test_a_request_waits_no_longer_than_it_may() -> None:
     """Those after it wait on."""
 
@@ -92,7 +105,7 @@ def test_what_the_last_start_took_is_when_to_try_again() -> None:
             waiting = asyncio.create_task(rig.wait("a"))
             await asyncio.sleep(10)
             with pytest.raises(NoReadyPod) as caught:
-                await rig.wait("b")
+                await rig.wait("a")
             found.append(caught.value.retry_after_s)
             await asyncio.sleep(start_s - 10)
             rig.start_pod()
@@ -116,7 +129,7 @@ def test_a_pod_that_comes_before_the_wait_teaches_nothing() -> None:
         first = asyncio.create_task(rig.wait("a"))
         await asyncio.sleep(10)
         with pytest.raises(NoReadyPod) as caught:
-            await rig.wait("b")
+            await rig.wait("a")
         rig.start_pod()
         await first
         return caught.value.retry_after_s

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from router.admission.names import ModelName, NameRule, Names, NamesInUse
+from router.admission.names import ModelName, NameRule, Names, NamesInUse, conversation_key
 from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.tenant import OPEN_TENANT, Tenant, allowed_names
 from router.config.schema import Edge
 from router.endpoints import Endpoint, endpoint_of
 from router.errors import NoReadyPod, UnknownModel
 from router.fleet.fleet import Fleet
+from router.request.parse import PARSERS
 from router.request.reading import RequestReader
 from router.types import InferenceRequest
 from tests.kit.scenes import make_pod
@@ -25,6 +26,7 @@ NAMES = Names(
     {
         "alias": ModelName("alias", {"m": 1}),
         "halves": ModelName("halves", HALVES),
+        "drained": ModelName("drained", {"m": 0.0, "n": 1.0}),
         "beta": ModelName("beta", {"m": 1}, (BETA, NameRule({"n": 1}, frozenset({"acme"})))),
         "m": ModelName("m", HALVES),
         "down": ModelName("down", {"gone": 1}),
@@ -139,6 +141,18 @@ def test_a_message_of_any_shape_has_a_conversation() -> None:
     assert read({"messages": [{"role": 5}]}).name == "halves"
 
 
+def test_parts_that_nobody_writes_decide_nothing() -> None:
+    """A message of a hundred thousand parts costs no more than its first ones."""
+    parts = [{"type": "text", "text": f"part {number}"} for number in range(100)]
+    keys = set[int]()
+    for changed in (1, 90):
+        other = [*parts[:changed], {"type": "text", "text": "other"}, *parts[changed + 1 :]]
+        for one in (parts, other):
+            body = json.dumps({"messages": [{"role": "user", "content": one}]}).encode()
+            keys.add(conversation_key("", "", PARSERS[Endpoint.CHAT].parse(body), body))
+    assert len(keys) == 2
+
+
 # --- what a tenant may use ---
 
 
@@ -156,6 +170,11 @@ def test_a_tenant_needs_the_name_and_a_model_that_it_becomes() -> None:
 def test_weights_are_those_of_the_models_that_a_tenant_may_use() -> None:
     bodies = [{"messages": [{"role": "user", "content": f"{number}"}]} for number in range(20)]
     assert models_of(bodies, "/v1/chat/completions", tenant=tenant("halves", "n")) == {"n"}
+
+
+def test_a_model_without_weight_takes_no_conversation_of_a_tenant_that_may_use_no_other() -> None:
+    with pytest.raises(UnknownModel):
+        read({"model": "drained", "messages": HI}, tenant=tenant("drained", "m"))
 
 
 def test_a_header_chooses_nothing_that_a_tenant_may_not_use() -> None:
@@ -205,3 +224,14 @@ def test_a_change_is_reviewed_with_the_latest_requests() -> None:
         own.read(Endpoint.CHAT, {}, json.dumps({"model": model, "messages": HI}).encode(), "r", OPEN_TENANT)
     assert [(one.asked, one.name, one.model) for one in names.recent] == [("alias", "alias", "m"), ("n", "", "n")]
     assert names.replace(Names({"n": ModelName("n", {"m": 1})})).startswith("2 of 2 requests would become another")
+
+
+def test_no_name_of_any_length_is_kept() -> None:
+    """Not for reviews, and not in the answer; those that do not exist are none of the requests that are reviewed."""
+    names = NamesInUse(NAMES)
+    for model in ("typo", "claude-" + "x" * 1018, "claude-" + "x" * 1_000_000):
+        with pytest.raises(UnknownModel) as caught:
+            body = json.dumps({"model": model, "messages": HI}).encode()
+            reader(names).read(Endpoint.CHAT, {}, body, "r", OPEN_TENANT)
+        assert len(str(caught.value)) < 1000
+    assert not names.recent

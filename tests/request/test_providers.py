@@ -237,12 +237,33 @@ def test_what_it_may_have_computed_stays_counted() -> None:
 
 def test_one_that_fails_in_a_row_is_left_out_for_a_while() -> None:
     rig = without_pods()
-    for _ in range(FAILURES_TO_PAUSE):
-        rig.chat(model="chat").fail(UpstreamBroken("cut", pod=ASKED))
+    for number in range(FAILURES_TO_PAUSE):
+        rig.chat(Tenant(name=f"t{number % 2}"), model="chat").fail(UpstreamBroken("cut", pod=ASKED))
     refused = rig.chat(model="chat")
     assert refused.asked == [] and b"failed 3 times in a row" in refused.received
     rig.now_s += PAUSE_S
     assert rig.chat(model="chat").asked == [ASKED]
+
+
+def test_requests_of_one_client_do_not_take_it_from_others() -> None:
+    """They may be the cause, such as those whose answers take too long; not of a connection that is refused."""
+    for error, asked in ((UpstreamTimeout, [ASKED]), (UpstreamBroken, [ASKED]), (ConnectFailed, [])):
+        rig = without_pods()
+        for _ in range(FAILURES_TO_PAUSE):
+            rig.chat(Tenant(name="evil"), model="chat", stream=False).fail(error("no answer", pod=ASKED))
+        assert rig.chat(Tenant(name="good"), model="chat").asked == asked
+
+
+def test_an_answer_without_a_usage_costs_what_its_length_allows() -> None:
+    """One that is no stream has no events that would be counted."""
+    for words in (5, 100):
+        rig = without_pods()
+        served = rig.chat(model="chat", stream=False)
+        served.head(is_stream=False)
+        answer = b'{"choices":[{"message":{"content":"%b"}}]}' % (b"w " * words)
+        served.piece(answer)
+        served.end()
+        assert spent(rig) == pytest.approx((50 * 2 + min(len(answer), 100) * 10) / 1e6)
 
 
 def test_its_first_token_is_learnt() -> None:

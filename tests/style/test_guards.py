@@ -27,6 +27,7 @@ _ARRAY = "an array of the router's own"
 EXCEPTIONS = {
     "admission/names.py:_begin": _CLIENT,
     "admission/names.py:_parts": _CLIENT,
+    "admission/names.py:_unmarked": "at most 1,024 fields",
     "addresses.py:read_address": "at most five digits",
     "admission/jwt_verifier.py:read_signing_keys": "an identity provider of the configuration",
     "admission/jwt_verifier.py:JwtVerifier._verify": "a header that `limits` bounds, by the library for tokens",

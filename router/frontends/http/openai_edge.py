@@ -203,7 +203,7 @@ class OpenAiEdge(HttpEdge):
             if not is_open and (is_open := await self._turns.run(tenant, client.body, wants_stream, client.body)):
                 self._keep_open(client)
             try:
-                await held.wait(error, tenant, len(client.body), until_s)
+                await held.wait(error, client.admitted, len(client.body), until_s)
             except asyncio.CancelledError:
                 if client.disconnected:
                     self.abandoned(client)
