@@ -71,10 +71,10 @@ def prompts(data: bytes) -> None:
                     _check_tokens(endpoint, fields, warm, content_format)
     with suppress(MalformedRequest):
         fields = PARSERS[Endpoint.CHAT].prompt_fields(PARSERS[Endpoint.CHAT].parse(data))
-        for conversion in CHATS:
+        for kind in CHATS:
             for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
                 with suppress(MalformedRequest, Unrenderable):
-                    _check_tokens(Endpoint.CHAT, fields, warm, content_format, conversion)
+                    _check_tokens(Endpoint.CHAT, fields, warm, content_format, kind)
     with suppress(MalformedRequest):
         fields = PARSERS[Endpoint.MESSAGES].prompt_fields(PARSERS[Endpoint.MESSAGES].parse(data))
         for engine in ENGINES.values():

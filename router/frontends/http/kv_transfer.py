@@ -237,7 +237,7 @@ class SplitExecutor:
             attempt.result = "decode_failed" if attempt.result == "ok" else attempt.result
         else:
             attempt.unread = None
-            self._breaker.success(attempt.pair.prefill.id)
+            self._served(attempt)
             if context.first_token_s is not None:
                 self._observe_handoff(attempt, context.phases.began_s + context.first_token_s)
         self._count(attempt, attempt.result)
@@ -294,14 +294,16 @@ class SplitExecutor:
         leg: asyncio.Task[T],
         prefill: asyncio.Task[Any] | None = None,
     ) -> T:
-        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs. The
+        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs, if
+        anything else may be tried, or its pod is ejected: the request may be the cause, such as a slow grammar. The
         caller ends the leg."""
         legs, expected_ms, sent_s = self._legs, attempt.expected_ms, time.monotonic()
         wait_s = legs.limit_s(pod.id, expected_ms, 0.0, least_s)
         while not (await asyncio.wait((leg,), timeout=wait_s))[0]:
             limit_s = legs.limit_s(pod.id, expected_ms, self._ledger.on(pod.id).prefill_ms, least_s)
             piece_at_s, now_s = self._ledger.received_at_s(pod.id), time.monotonic()
-            if legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s):
+            may_end = not attempt.last or not still_has_kv(self._fleet, pod)
+            if may_end and legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s):
                 raise self._hung(attempt, pod, now_s - sent_s, prefill)
             wait_s = LEG_CHECK_S
         found = leg.result()
@@ -315,7 +317,7 @@ class SplitExecutor:
         why = f"pod {pod.id}: no response after {after_s:.1f} s"
         waits = prefill is not None and not (prefill.done() and self._ledger.received_at_s(pod.id) < attempt.began_s)
         if not waits:
-            return UpstreamTimeout(why, pod=pod.id)
+            return UpstreamTimeout(why, pod=pod.id, doubtful=True)
         attempt.result = "decode_failed"
         return HandoffFailed(f"{why}, others are answered", pod=attempt.pair.prefill.id, doubtful=True)
 
@@ -456,9 +458,16 @@ class SplitExecutor:
         elif reply.status < 400:
             if attempt.sent_handoff:
                 attempt.unread = None
-            self._breaker.success(prefill)
+            self._served(attempt)
             self._observe_handoff(attempt, time.monotonic())
         return first
+
+    def _served(self, attempt: SplitAttempt) -> None:
+        """The prefill pod has done its part, which counts for it like any answer."""
+        pod, breaker, now_s = attempt.pair.prefill.id, self._breaker, time.monotonic()
+        if breaker.counts_success(now_s):
+            breaker.ended(pod, attempt.context.owner, now_s, is_served=True)
+        breaker.success(pod)
 
     def _observe_handoff(self, attempt: SplitAttempt, now_s: float) -> None:
         """Record the time of the handoff. An unstreamed response does not show when the KV arrived."""
