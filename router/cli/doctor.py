@@ -10,7 +10,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, TypeAlias
 
 import httpx
+import msgspec
 import typer
 from redis.exceptions import NoPermissionError, RedisError
 from structlog.testing import capture_logs
@@ -30,11 +31,14 @@ from router.cli.terminal import printable
 from router.config.load import ENGINE_TOKENIZER, shipped
 from router.config.mistakes import nearest
 from router.config.models import PodPriors, all_priors
+from router.config.names_file import read_names
+from router.config.pod_keys import file_key
 from router.config.schema import RouterConfig
 from router.config.tenant_file import TenantFile
 from router.config.tokenizer_files import is_local, load_tokenizer
 from router.engines.engine_catalog import ENGINES
-from router.errors import ConfigError
+from router.engines.providers import PROVIDER_APIS
+from router.errors import DECODE_ERRORS, ConfigError, UpstreamBroken, UpstreamError
 from router.feeds.answers_test import missing_answers
 from router.feeds.supervise import running, wait_until
 from router.feeds.watch import Watch
@@ -54,6 +58,19 @@ MORE = "Pods, Redis, publishers, tokenizers, collector, keys and clock: `warmrou
 _OF_ANSWERS = "test of answers"
 _TESTS = ("probe", "self-test", "test of conversions", "test of rules", "test of pictures", _OF_ANSWERS)
 """The checks of pods that are run."""
+
+
+REFUSED = (401, 403)
+
+
+class _ListedModel(msgspec.Struct):
+    id: str
+
+
+class _Listed(msgspec.Struct):
+    """What a provider answers at `/v1/models`."""
+
+    data: list[_ListedModel]
 
 
 class Finding(NamedTuple):
@@ -101,10 +118,12 @@ async def _pods(it: Subject) -> Findings:
         await wait_until(are_known, PODS_S)
         worth = await _answers_by_router(it.admin)
         for status in fleet.snapshot.pods:
-            served.update(status.pod.models)
+            served.update(status.pod.models, status.pod.adapters)
             yield _pod(it, status, worth)
     for error in failing() or ([] if fleet.snapshot.pods else ["none is found; name them under `pods` or `discovery`"]):
         yield Finding("fail", "pods", error)
+    for finding in _unserved_names(it.config, served):
+        yield finding
     for model in it.config.models:
         if model.tokenizer and not model.is_pattern and model.name not in it.skipped:
             text = "the pods tokenize" if model.tokenizer == ENGINE_TOKENIZER else "loads"
@@ -112,6 +131,16 @@ async def _pods(it: Subject) -> Findings:
         if served and not model.is_pattern and model.name not in served:
             step = nearest(model.name, served) or "; correct the name, start a pod of it, or remove it from `models`"
             yield Finding("warn", f"model {model.name}", f"no pod serves it{step}")
+
+
+def _unserved_names(config: RouterConfig, served: Collection[str]) -> Iterator[Finding]:
+    """Targets of `names` that nobody serves: requests for them get 503."""
+    others = {one.name for one in config.providers}
+    known = {*served, *others, *(model.name for model in config.models)}  # of models there is a finding
+    if config.names and served:
+        for target in sorted(read_names(Path(config.names), others).targets - known):
+            step = nearest(target, known) or "; correct it, or start a pod of it"
+            yield Finding("warn", f"names: {target}", f"a target that no pod serves{step}")
 
 
 async def _answers_by_router(admin: AdminClient) -> Mapping[str, str]:
@@ -163,6 +192,28 @@ async def _redis(it: Subject) -> Findings:
         yield Finding("fail", about, f"{redis_error_text(error)}; start it, or correct index.redis")
     finally:
         await connection.close()
+
+
+async def _providers(it: Subject) -> Findings:
+    """Each is asked for its models, which costs nothing."""
+    for one in it.config.providers:
+        api, path = PROVIDER_APIS[one.api], "/v1/models?limit=1000" if one.api == "anthropic" else "/v1/models"
+        name, form = api.key_header
+        headers = [*api.defaults.items(), (name, form % file_key(one.key_file).encode())]
+        pool, level = it.parts.pools.add(one.pod, it.config.limits), "warn"
+        try:
+            listed = msgspec.json.decode(await pool.fetch(path, CLIENT_S, more=headers), type=_Listed)
+            known = {model.id for model in listed.data}
+            text = f"takes its key, but does not list the model {one.model!r}{nearest(one.model, known)}"
+            if one.model in known:
+                level, text = "ok", f"takes its key, has {one.model}"
+        except UpstreamError as error:
+            is_refused = isinstance(error, UpstreamBroken) and error.status in REFUSED
+            why = f"; correct the key in {one.key_file}" if is_refused else ""
+            level, text = "fail", str(error).removeprefix(f"pod {one.pod.id}: ") + why
+        except DECODE_ERRORS:
+            text = "takes its key, but its list of models cannot be read"
+        yield Finding(level, f"provider {one.name}", text)
 
 
 async def _collector(it: Subject) -> Findings:
@@ -221,6 +272,7 @@ async def _router(it: Subject) -> Findings:
 PROBES: Mapping[str, Callable[[Subject], Findings]] = {
     "tokenizers and pods": _pods,
     "Redis and publishers": _redis,
+    "providers": _providers,
     "the collector of traces": _collector,
 }
 """The checks of what the configuration names."""

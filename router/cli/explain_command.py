@@ -100,14 +100,16 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     """The decision, its costs and its outcome, and if wanted the formulas with their inputs.
     `unfinished` is the outcome of a request without a result."""
     explanation, receipt = found.explanation, found.receipt
-    policy = f"{explanation.policy} (version {explanation.version})"
-    model = f"{explanation.model} (asked for as {receipt.name})" if receipt.name else explanation.model
+    fallback = f"; fallback: {receipt.fallback}" if receipt.fallback else ""
+    asked = f" (asked for as {receipt.name}{fallback})" if receipt.name else ""
+    policy = f"  policy {explanation.policy} (version {explanation.version})" if explanation.policy else ""
     parts: list[RenderableType] = [
-        printable(f"{explanation.request_id}  model {model}  policy {policy}"),
-        Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0)),
-        _choices(explanation.columns, receipt),
-        Padding(_table(explanation, receipt, inputs=formulas), (1, 0, 0, 0)),
+        printable(f"{explanation.request_id}  model {explanation.model}{asked}{policy}"),
+        Padding(Group(*map(printable, (explanation.why, *_left_out(explanation.left_out)))), (1, 0, 0, 0)),
     ]
+    if explanation.columns:
+        table = _table(explanation, receipt, inputs=formulas)
+        parts += [Padding(_choices(explanation.columns, receipt), (1, 0, 0, 0)), Padding(table, (1, 0, 0, 0))]
     effective = {name for column in explanation.columns for name, ms in column.plan.parts if ms}
     if formulas and (terms := [note for note in explanation.terms if note.name in effective]):
         parts.append(_formulas(terms))

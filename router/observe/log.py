@@ -86,6 +86,7 @@ class _Line(msgspec.Struct, omit_defaults=True, tag_field="event", tag="request"
     endpoint: str = ""
     model: str = ""
     name: str = ""
+    fallback: str = ""
     pod: str = ""
     prefill_pod: str = ""
     policy: str = ""
@@ -116,6 +117,7 @@ def _line_of(ended: Ended) -> _Line:
         ended.endpoint,
         ended.model,
         ended.name,
+        ended.fallback,
         served.pod.id if served is not None else "",
         served.plan.prefill.id if served is not None and isinstance(served.plan, Split) else "",
         ended.policy,

@@ -170,9 +170,8 @@ def explained_later(found: Receipt, scene: RecordedScene | None, policy: Policy 
         return Explained(explain(scene.scene(), policy, plans, found.candidate_count, found.reason), found)
     missing = f"version {version} of the policy in --policies" if scene else "receipts.replay_data"
     columns = tuple(Column(plan, ()) for plan in plans)
-    why = (
-        f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}." if plans else "No pod was chosen."
-    )
+    nobody = "No pod was chosen." if found.money is None else f"Provider {found.model} served it."
+    why = f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}." if plans else nobody
     return Explained(
         Explanation(
             found.id, found.model, found.policy, version, found.reason, why, found.candidate_count, (), (), columns

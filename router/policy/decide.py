@@ -24,7 +24,7 @@ from router.types import Pod, PodId, PodStatus, Role, Scene
 def decide(scene: Scene, policy: Policy) -> RouteDecision:
     """The candidate plans for the request, best first, with their costs in milliseconds.
 
-    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`. O(pods of the model + shortlist * cost terms).
+    Raises `NoReadyPod` or `ContextTooLong`. O(pods of the model + shortlist * cost terms).
     """
     prompt_tokens = prompt_token_count(scene)
     planner = Planner(scene, prompt_tokens)

@@ -13,7 +13,7 @@ from math import inf
 
 import msgspec
 
-from router.errors import ContextTooLong, NoReadyPod, UnknownModel
+from router.errors import ContextTooLong, NoReadyPod
 from router.policy.spec import Policy
 from router.policy.term import Filter
 from router.types import Endpoint, FleetSnapshot, InferenceRequest, PodId, PodState, PodStatus, Role, Scene
@@ -47,7 +47,7 @@ class _Serving:
 def eligible(scene: Scene, prompt_tokens: int) -> Eligible:
     """The eligible pods by role. O(1) for a prompt that fits every pod (O(pods) once per snapshot), else O(pods).
 
-    Raises `UnknownModel`, `NoReadyPod` or `ContextTooLong`, in this order.
+    Raises `NoReadyPod` or `ContextTooLong`, in this order.
     """
     model, output_tokens = scene.request.adapter or scene.request.model, scene.request.max_output_tokens or 1
     serving = _serving(scene.fleet, model)
@@ -107,10 +107,10 @@ def _fitting(statuses: list[PodStatus], prompt_tokens: int, output_tokens: int, 
     return fitting or [s for s in statuses if _fits(s, prompt_tokens, endpoint)]
 
 
-def _no_pod(scene: Scene, model: str) -> UnknownModel | NoReadyPod:
+def _no_pod(scene: Scene, model: str) -> NoReadyPod:
     serving = [status for status in scene.fleet.pods if status.pod.serves(model)]
     if not serving:
-        return UnknownModel(f"The model `{model}` does not exist.", param="model")
+        return NoReadyPod(f"No pod that serves `{model}` is known; retry later.")
     states = ", ".join(f"{status.pod.id} is {status.state.value}" for status in serving)
     return NoReadyPod(f"No pod that serves `{model}` is ready: {states}.")
 

@@ -356,8 +356,8 @@ def _rendered(
     *,
     keeps_empty_tools: bool = False,
 ) -> str | MediaText | SeparateTexts:
-    """The prompt of a chat's body. Raises what `ChatTemplate.render` raises."""
-    if isinstance(template, Harmony):
+    """The prompt of a chat's body. Raises what `ChatTemplate.render` raises. Other renderers read no pictures."""
+    if not isinstance(template, ChatTemplate):
         return template.render(body)
     try:
         return template.render(body, keeps_empty_tools=keeps_empty_tools)

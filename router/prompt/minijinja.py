@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -245,8 +245,3 @@ def compile_template(text: str) -> Template:
     template = _ENVIRONMENT.from_string(text)
     template.globals = dict(template.globals)
     return template
-
-
-def render(template: Template, messages: Sequence[Any], variables: Mapping[str, Any]) -> str:
-    """The prompt. Raises what the template raises."""
-    return template.render({"messages": messages, **variables})

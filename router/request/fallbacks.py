@@ -10,7 +10,6 @@ from router.errors import (
     NoReadyPod,
     Overloaded,
     RouterError,
-    UnknownModel,
     UpstreamError,
     UpstreamTimeout,
 )
@@ -20,7 +19,7 @@ from router.policy.retry import MAX_FAILED_ATTEMPTS
 from router.request.context import RequestContext
 from router.request.hosted import Hosted, HostedModel, Refusal
 
-CANNOT_SERVE = (NoReadyPod, UnknownModel, ContextTooLong, Overloaded)
+CANNOT_SERVE = (NoReadyPod, ContextTooLong, Overloaded)
 """Errors after which a fallback serves: not what is the client's or the tenant's own fault."""
 
 
@@ -61,10 +60,10 @@ def refused(context: RequestContext, names: Sequence[str], hosted: Hosted, now_s
 
 
 def with_reasons(error: RouterError, refusals: Sequence[Refusal]) -> RouterError:
-    """The error that says, too, why providers did not serve the request: 503 where pods failed or are unknown."""
+    """The error that says, too, why providers did not serve the request: 503 where pods failed."""
     if not refusals:
         return error
-    if isinstance(error, UpstreamError | UnknownModel):
+    if isinstance(error, UpstreamError):
         error = NoReadyPod(str(error))
     error.args = (" ".join([f"{str(error).rstrip('.')}.", *(one.why for one in refusals)]),)
     return error

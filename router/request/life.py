@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -32,7 +33,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-from router.request.fallbacks import may_fall_back, received, refused, usable, with_reasons
+from router.request.fallbacks import CANNOT_SERVE, may_fall_back, received, refused, usable, with_reasons
 from router.request.fleet_state import Clock, FleetState
 from router.request.hosted import HostedModel, Refusal
 from router.request.inbound import Head, HeaderList
@@ -253,8 +254,13 @@ class Core:
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
         context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
         await self._read(context, do, None)
-        kept = self.decisions.preview(context)
         found = usable(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        try:
+            kept = self.decisions.preview(context)
+        except CANNOT_SERVE as error:
+            for number, _ in islice(found, 1):
+                error.args = (f"{error} Its fallback `{request.fallbacks[number - 1]}` would serve it.",)
+            raise
         output_tokens = self.state.output_lengths.charged_tokens(request, request.tenant)
         kept.providers = tuple(one.offer(context, output_tokens) for _, one in found if isinstance(one, HostedModel))
         return kept

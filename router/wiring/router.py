@@ -35,7 +35,7 @@ from router.frontends.admin.admin import PREVIEWED_TENANT, AdminRoutes, ExplainR
 from router.frontends.admin.admin_access import AdminEdge
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import PageFacts, PageSource, SnapshotStream
-from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
+from router.frontends.admin.views import MetricsPage, WithoutPods, describe_pods, describe_readiness
 from router.frontends.http.app import public_app
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules
@@ -471,9 +471,10 @@ def build_edge(
     """`objectives`: what gives requests their priority. `lifespan`: what runs while clients are served. Raises
     `ConfigError`."""
     config, fleet, holds = pods.config, pods.fleet, pods.config.limits.hold_s is not None
+    without_pods = WithoutPods.of(holds=holds, has_providers=bool(core.rules.hosted))
 
     def readiness() -> tuple[bool, dict[str, Any]]:
-        return describe_readiness(fleet, policies, access.files, is_stopping=edge.is_stopping, holds=holds)
+        return describe_readiness(fleet, policies, access.files, without_pods, is_stopping=edge.is_stopping)
 
     def stale_files() -> list[StaleFile]:
         stale = certificate.stale if certificate else None
@@ -482,10 +483,9 @@ def build_edge(
     tracing = build_tracing(config.tracing)
     certificate = ListenCertificate(config.listen.tls) if config.listen.tls else None
     models = frozenset(model.name for model in config.models if not model.is_pattern)
+    refused = partial(core.endings.refused, Endpoint.OTHER)
     edge = OpenAiEdge(
-        public_app(
-            fleet, lambda: readiness()[0], lifespan, partial(core.endings.refused, Endpoint.OTHER), access.names
-        ),
+        public_app(fleet, lambda: readiness()[0], lifespan, refused, access.names),
         access.gate,
         forwarder,
         core.endings,
@@ -511,7 +511,7 @@ def build_edge(
         pods.matching.of,
     )
     price, kept = (config.admin.gpu_hour_price, config.admin.currency), config.receipts
-    facts = PageFacts(*price, kept.prompts, kept.keep, stale_files)
+    facts = PageFacts(*price, kept.prompts, kept.keep, stale_files, without_pods)
     page = PageSource(gauges, pods.kv_streams, records.recent, policies, facts, records.changes)
     snapshots = SnapshotStream(page.snapshot)
     explain = _explain_routes(pods, core, forwarder, records, edge, access.gate)

@@ -27,7 +27,7 @@ from router.fleet.scaling import Scaling, ScalingView
 from router.frontends.admin.admin import AdminRoutes, ExplainRoutes, admin_app
 from router.frontends.admin.lora_adapters import LoraAdapters
 from router.frontends.admin.page_snapshot import SnapshotStream
-from router.frontends.admin.views import MetricsPage, describe_pods, describe_readiness
+from router.frontends.admin.views import MetricsPage, WithoutPods, describe_pods, describe_readiness
 from router.frontends.http.upstream import UpstreamPools
 from router.observe.changes import Changes
 from router.observe.declared import of_process
@@ -152,6 +152,21 @@ async def test_a_router_is_ready_with_a_ready_pod_until_it_stops(router: Router)
     router.is_stopping = True
     answer = await router.call("GET", "/readyz")
     assert (answer.status_code, answer.json()["status"]) == (503, "stopping")
+
+
+def test_a_router_with_providers_is_ready_once_no_pod_may_be_about_to_be(router: Router) -> None:
+    """So a restart sends them nothing that pods could serve, and load balancers go on when all pods are down."""
+
+    def is_ready(without_pods: WithoutPods = WithoutPods.LEAVE) -> bool:
+        fleet, policies, is_stopping = router.fleet, router.policies, router.is_stopping
+        return describe_readiness(fleet, policies, {}, without_pods, is_stopping=is_stopping)[0]
+
+    assert not is_ready()
+    for pod in "ab":
+        router.fleet.explain_state(pod, "connection refused")
+    assert is_ready() and not is_ready(WithoutPods.FAIL)
+    router.is_stopping = True
+    assert not is_ready()
 
 
 async def test_callers_without_a_token_get_the_status_alone(router: Router) -> None:
@@ -313,7 +328,7 @@ async def test_decisions_are_explained(router: Router) -> None:
     assert found["receipt"]["id"] == router.decision.scene.request_id
     answer = await router.call("GET", "/admin/explain/nowhere")
     assert answer.status_code == 404 and "nowhere" in error_of(answer)["message"]
-    assert "or the request was answered without one" in error_of(answer)["message"]
+    assert "or a provider or an error answered it without one" in error_of(answer)["message"]
 
 
 async def test_a_decision_is_previewed(router: Router) -> None:

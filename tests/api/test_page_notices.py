@@ -16,6 +16,7 @@ from router.frontends.admin.page_figures import (
     lateness_of,
     unserved_of,
 )
+from router.frontends.admin.views import WithoutPods
 from router.observe.declared import of_requests
 from router.types import Matching, PodState, PodStatus
 from tests.kit.scenes import pod
@@ -98,12 +99,23 @@ def test_a_fleet_without_a_ready_pod_is_the_first_line_in_red() -> None:
     assert red(of_one) == ["No pod of qwen3-32b is ready, so its requests fail: 1 ejected; a (connection refused)."]
 
 
+def test_without_a_ready_pod_requests_may_wait_or_reach_a_provider() -> None:
+    """The first is no outage: a fleet of zero is normal at night."""
+    down = replace(WELL, unserved={"": "2 ejected"})
+    [waits] = history().notices(replace(down, without_pods=WithoutPods.WAIT))
+    assert (waits.text, waits.is_red) == ("No pod is ready, so all requests wait for one: 2 ejected.", False)
+    paid = replace(down, without_pods=WithoutPods.LEAVE)
+    assert red(paid) == ["No pod is ready, so all requests fail where no provider serves them: 2 ejected."]
+    [nobody] = history().notices(Present(without_pods=WithoutPods.WAIT))
+    assert nobody.text.startswith("No pod is known, so all requests wait for one: ") and not nobody.is_red
+
+
 def test_a_router_without_any_pod_says_what_to_do_next() -> None:
     """Or what its source of pods says."""
     [text] = red(Present())
-    assert text.startswith("No pod is known, so no request is served: name engines under `pods` in router.yaml")
+    assert text.startswith("No pod is known, so all requests fail: name engines under `pods` in router.yaml")
     assert red(Present(source_error="kubernetes: 403 Forbidden")) == [
-        "No pod is known, so no request is served: kubernetes: 403 Forbidden."
+        "No pod is known, so all requests fail: kubernetes: 403 Forbidden."
     ]
 
 

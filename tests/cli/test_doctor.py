@@ -113,6 +113,52 @@ def test_a_configured_model_that_no_pod_serves_is_a_warning(typed: Typed, tmp_pa
     assert not any(line.startswith("warn model") for line in probed(typed, path, text)[1])
 
 
+def test_a_target_of_names_that_nobody_serves_is_a_warning(typed: Typed, tmp_path: Path) -> None:
+    """With the likely name. Models of the configuration have a warning of their own."""
+    names = [{"name": "gpt-4o", "to": "qwen3-23b", "fallbacks": ["hosted", "k"]}, {"name": "gpt-4", "to": "m"}]
+    (tmp_path / "names.yaml").write_text(json.dumps({"names": names}))
+    (tmp_path / "key").write_text("sesame")
+    with engine(others={"/v1/models": {"data": [{"id": "m"}, {"id": "qwen3-32b"}]}}) as url:
+        text = f"names: names.yaml\n{PROVIDER.format(url=url)}models: [{{name: k}}]\npods: [{{url: '{url}'}}]\n"
+        _, lines = probed(typed, tmp_path / "router.yaml", text)
+    found = [line for line in lines if line.startswith("warn names: ")]
+    assert found == ["warn names: qwen3-23b: a target that no pod serves; did you mean 'qwen3-32b'?"]
+    assert any(line.startswith("warn model k: no pod serves it") for line in lines)
+
+
+PROVIDER = (
+    "providers: [{{name: hosted, url: '{url}', model: m, key_file: key, price: {{prompt: 1, output: 1}},"
+    " budget_per_hour: 1}}]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "listed", "expected", "code"),
+    [
+        ("sesame", {"data": [{"id": "m"}]}, "ok   provider hosted: takes its key, has m", 0),
+        ("sesame", {"data": []}, "warn provider hosted: takes its key, but does not list the model 'm'", 0),
+        ("sesame", [], "warn provider hosted: takes its key, but its list of models cannot be read", 0),
+        ("other", {}, "fail provider hosted: 401 Unauthorized from /v1/models; correct the key in ", 1),
+    ],
+)
+def test_providers_are_asked_for_their_models_with_their_keys(
+    typed: Typed, tmp_path: Path, key: str, listed: Any, expected: str, code: int
+) -> None:
+    (tmp_path / "key").write_text(key)
+    with engine() as pod, engine(key="sesame", others={"/v1/models": listed}) as url:
+        text = f"{MODEL}pods: [{{url: '{pod}'}}]\n{PROVIDER.format(url=url)}"
+        ended, lines = probed(typed, tmp_path / "router.yaml", text)
+    assert any(line.startswith(expected) for line in lines) and ended == code
+
+
+def test_a_provider_that_cannot_be_reached_is_a_failure(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sesame")
+    with engine() as pod, closed_port() as port:
+        text = f"{MODEL}pods: [{{url: '{pod}'}}]\n{PROVIDER.format(url=f'http://127.0.0.1:{port}')}"
+        code, lines = probed(typed, tmp_path / "router.yaml", text)
+    assert code == 1 and any(line.startswith("fail provider hosted: cannot connect") for line in lines)
+
+
 def test_matching_that_would_be_off_is_a_warning(typed: Typed, tmp_path: Path) -> None:
     """A tokenizer without a chat template, and a pod that cannot be tested."""
     path = tmp_path / "router.yaml"

@@ -140,6 +140,17 @@ def test_names_are_printed_without_markup_or_control_characters(text: str, shown
     assert printable(text).plain == shown
 
 
+def test_a_request_that_a_provider_served_has_its_reason_and_money() -> None:
+    """In place of prices, which no pod has."""
+    served = Receipt(
+        at_s=0.0, model="hosted", endpoint="chat", result="ok", id="r", name="chat", fallback="no_ready_pod", money=0.5
+    )  # fmt: skip
+    lines = printed(explained_later(served, None, None))
+    assert lines[0] == "r  model hosted (asked for as chat; fallback: no_ready_pod)"
+    assert lines[2] == "Provider hosted served it." and "money of the provider: 0.500000" in lines
+    assert not any("candidates" in line for line in lines)
+
+
 # --- from a file ---
 
 

@@ -65,7 +65,7 @@ def other_template(config: Config, folder: Path) -> None:
 
 
 OUTAGES = {
-    "no pod": Outage("No pod is known, so no request is served: name engines under `pods`", change=without_pods),
+    "no pod": Outage("No pod is known, so all requests fail: name engines under `pods`", change=without_pods),
     "all pods ejected": Outage(
         "No pod is ready, so all requests fail: 4 ejected; pod-0 (connection refused by",
         begin={"kind": "refuse"},

@@ -95,6 +95,12 @@ def test_fields_without_a_value_are_left_out(log_format: Literal["console", "jso
     assert "cached_tokens" in line
 
 
+def test_a_line_says_why_a_fallback_served() -> None:
+    (line,) = lines("json", name="gpt-4o", fallback="no_ready_pod")
+    found = msgspec.json.decode(line)
+    assert (found["name"], found["fallback"]) == ("gpt-4o", "no_ready_pod")
+
+
 def test_a_client_cannot_forge_a_line() -> None:
     """Control characters and spaces of a model's name are quoted."""
     (line,) = lines("console", model="m\n2026-01-01 [info     ] request  id=forged")

@@ -18,7 +18,6 @@ from router.errors import ConfigError, MalformedRequest
 from router.prompt import minijinja, sandbox
 from router.prompt.apis.conversion import Conversion
 from router.prompt.apis.vllm_rust_chat import VllmRustChat
-from router.prompt.apis.vllm_rust_harmony import VllmRustHarmony
 from router.prompt.conversation import Unrenderable
 from router.prompt.fingerprint import Fingerprinter
 from router.prompt.harmony import Harmony, SeparateTexts
@@ -88,7 +87,7 @@ def test_gpt_oss_has_the_tokens_of_each_front_end(front_end: str) -> None:
     def tokens(body: str) -> list[int] | None:
         try:
             request = parsed(body)
-            conversion = VllmRustHarmony(harmony) if front_end == "rust" else None
+            conversion = VllmRustChat(harmony) if front_end == "rust" else None
             if request.endpoint is not Endpoint.CHAT or SHORTENED in body:
                 return None
             chat = conversion.template_body(request.prompt) if conversion else json.loads(body)

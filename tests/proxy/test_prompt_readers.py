@@ -10,10 +10,11 @@ import sys
 import threading
 import weakref
 from array import array
+from collections import Counter
 from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -37,11 +38,13 @@ from router.frontends.prompt_readers import (
     ReadThreads,
     Rests,
 )
+from router.prompt import minijinja
 from router.prompt.apis.sglang_chat import SglangChat
 from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.completion import MAX_TEXT_BYTES
 from router.prompt.conversation import UnreadReason, Unrenderable
 from router.prompt.fingerprint import Fingerprinter
+from router.prompt.harmony import Harmony
 from router.prompt.template import ChatTemplate
 from router.prompt.tokenizer import Tokenizer
 from router.types import Endpoint, Generation, InferenceRequest, PromptPrefix
@@ -563,9 +566,9 @@ async def test_chats_are_read_as_the_engine_of_the_pods_reads_them(tokenizer: To
     assert found == fingerprinter.fingerprint(chat("one two"))
 
 
-def mixed(tokenizer: Tokenizer) -> LocalPromptReader:
+def mixed(tokenizer: Tokenizer, template: ChatTemplate | Harmony | None = None) -> LocalPromptReader:
     """A reader for pods with both front ends of vLLM."""
-    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer), Generation(model="m"))
+    fingerprinter = Fingerprinter(tokenizer, template or ChatTemplate(tokenizer), Generation(model="m"))
     lookups = FleetLookups(readings=lambda _: (("", None), ("rust", VllmRustChat)))
     return LocalPromptReader(fingerprinter, tokenizer, lambda *_: None, lookups=lookups)
 
@@ -608,6 +611,36 @@ async def test_a_chat_that_one_front_end_refuses_is_read_by_the_other(
     prompt = await mixed(tokenizer).read(said({"role": "user", "content": "x"}, **fields))
     assert isinstance(prompt, PromptPrefix)
     assert prompt.read_by(refusing) is None and prompt.read_by(reading) is prompt
+
+
+async def test_a_plain_chat_is_read_for_python_where_rust_cannot_use_the_template(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The template is compiled once, not for each chat."""
+    compiled = Counter[str]()
+
+    def compile_template(text: str) -> NoReturn:
+        compiled[text] += 1
+        raise ValueError("unknown filter round")
+
+    monkeypatch.setattr(minijinja, "compile_template", compile_template)
+    reader = mixed(tokenizer)
+    for content in ("x", "y"):
+        prompt = await reader.read(said({"role": "user", "content": content}))
+        assert isinstance(prompt, PromptPrefix)
+        assert prompt.read_by("") is prompt and prompt.read_by("rust") is None
+    assert compiled.total() == 1
+
+
+async def test_a_plain_chat_of_gpt_oss_is_read_by_each_front_end(tokenizer: Tokenizer) -> None:
+    """They differ in empty messages."""
+    reader = mixed(tokenizer, Harmony(["<|end|>"], lambda: "2026-01-02"))
+    prompt = await reader.read(said({"role": "user", "content": "x"}))
+    assert isinstance(prompt, PromptPrefix) and prompt.read_by("rust") is prompt
+    empty = [{"role": "user", "content": "x"}, {"role": "system", "content": ""}]
+    raw = [msgspec.Raw(msgspec.json.encode(message)) for message in empty]
+    prompt = await reader.read(msgspec.structs.replace(chat(""), prompt={"messages": raw}))
+    assert isinstance(prompt, PromptPrefix) and prompt.read_by("rust") is not prompt.read_by("")
 
 
 async def test_a_continued_message_is_read_alike_for_both_front_ends(tokenizer: Tokenizer) -> None:

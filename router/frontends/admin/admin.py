@@ -248,8 +248,8 @@ class ExplainRoutes:
             if kept is None:
                 raise HTTPException(
                     404,
-                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or the "
-                    "request was answered without one, for the reason in its log line.",
+                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or a "
+                    "provider or an error answered it without one, as its line in the log and in `receipts.file` says.",
                 )
             return Response(msgspec.json.encode(explained(*kept)), media_type="application/json")
 

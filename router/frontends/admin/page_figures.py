@@ -21,6 +21,7 @@ import msgspec
 
 from router.decision import Direct
 from router.errors import UnknownEndpoint, shortened
+from router.frontends.admin.views import WithoutPods
 from router.observe import thresholds
 from router.observe.declared import of_decisions, of_pods, of_process, of_requests
 from router.observe.ended import CLIENT_GONE
@@ -249,6 +250,7 @@ class Present:
     """Why a source of pods finds none."""
     unserved: Mapping[str, str] = field(default_factory=dict)
     """Why no pod is ready, by model; of "": of any model."""
+    without_pods: WithoutPods = WithoutPods.FAIL
     ejected: Mapping[str, str] = field(default_factory=dict)
     """Ejected pods, and why."""
     unwell: Mapping[str, str] = field(default_factory=dict)
@@ -372,13 +374,14 @@ def _states(statuses: Sequence[PodStatus], reason_of: Callable[[PodId], str]) ->
 
 
 def _unserved(present: Present) -> Iterator[Notice]:
+    do, is_red = present.without_pods.value, present.without_pods is not WithoutPods.WAIT
     if not present.pods:
         todo = present.source_error or "name engines under `pods` in router.yaml, or check what `discovery` selects"
-        text = f"No pod is known, so no request is served: {shortened(todo, MAX_ERROR_CHARACTERS)}."
-        yield Notice("unserved", text, "health", is_red=True)
+        text = f"No pod is known, so all requests {do}: {shortened(todo, MAX_ERROR_CHARACTERS)}."
+        yield Notice("unserved", text, "health", is_red=is_red)
     for model, why in islice(present.unserved.items(), MAX_NAMES):
         of, whose = (f" of {_short(model)}", "its") if model else ("", "all")
-        yield Notice("unserved", f"No pod{of} is ready, so {whose} requests fail: {why}.", is_red=True)
+        yield Notice("unserved", f"No pod{of} is ready, so {whose} requests {do}: {why}.", is_red=is_red)
 
 
 def _failing(answers: Mapping[str, float], span_s: float) -> Iterator[Notice]:

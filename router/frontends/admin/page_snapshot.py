@@ -46,7 +46,7 @@ from router.frontends.admin.page_figures import (
     latest_ratios,
     unserved_of,
 )
-from router.frontends.admin.views import MetricsPage, pod_rows
+from router.frontends.admin.views import MetricsPage, WithoutPods, pod_rows
 from router.observe.changes import Changes
 from router.observe.declared import of_decisions, of_process, of_requests
 from router.observe.ended import Ended, RecordedDecision
@@ -92,6 +92,7 @@ class PageFacts:
     kept_decisions: int = 0
     """The most that are kept."""
     stale_files: Callable[[], list[StaleFile]] = list
+    without_pods: WithoutPods = WithoutPods.FAIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,7 @@ class PageSource:
             pods=len(statuses),
             source_error=next(errors, ""),
             unserved=unserved_of(statuses, reason_of),
+            without_pods=self.facts.without_pods,
             ejected={one.pod.id: reason_of(one.pod.id) for one in statuses if one.state is PodState.EJECTED},
             unwell={pod.id: why for pod in ready if (why := reason_of(pod.id))},
             restarted=list(dict.fromkeys(one.subject for one in restarts)),

@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from router.config.watched_file import WatchedFile
@@ -117,18 +118,34 @@ def describe_policies(feed: PolicyFeed) -> dict[str, Any]:
     return {"version": current.version, "error": feed.error or None, "active": active}
 
 
+class WithoutPods(Enum):
+    """What requests do while no pod is ready."""
+
+    FAIL = "fail"
+    LEAVE = "fail where no provider serves them"
+    WAIT = "wait for one"
+
+    @classmethod
+    def of(cls, *, holds: bool, has_providers: bool) -> WithoutPods:
+        """`holds`: with `limits.hold_s`, which providers cut short."""
+        return cls.WAIT if holds else cls.LEAVE if has_providers else cls.FAIL
+
+
 def describe_readiness(
     fleet: Fleet,
     feed: PolicyFeed,
     files: Mapping[str, WatchedFile[Any]],
+    without_pods: WithoutPods = WithoutPods.FAIL,
     *,
     is_stopping: bool,
-    holds: bool = False,
 ) -> tuple[bool, dict[str, Any]]:
-    """Whether the router is ready, and the answer of `/readyz`. `files`: by the key that names them; `holds`: requests
-    wait for the first pod."""
-    states = [status.state.value for status in fleet.snapshot.pods]
-    any_ready = holds or PodState.READY.value in states
+    """Whether the router is ready, and the answer of `/readyz`. `files`: by the key that names them. Providers make
+    it ready once each pod that joins has failed a check: it may be about to serve for less."""
+    pods = fleet.snapshot.pods
+    states = [status.state.value for status in pods]
+    is_settled = all(one.state is not PodState.JOINING or fleet.state_reason(one.pod.id) for one in pods)
+    serves = without_pods is WithoutPods.WAIT or (without_pods is WithoutPods.LEAVE and is_settled)
+    any_ready = serves or PodState.READY.value in states
     version, error = feed.current().version, feed.error
     return any_ready and not is_stopping, {
         "status": "stopping" if is_stopping else "ready" if any_ready else "no pod is ready",

@@ -47,7 +47,7 @@ def read_tools(body: Mapping[str, Any], messages: Sequence[ChatMessage]) -> list
     """The tools of a body, with those of its developers behind. Raises `Unrenderable`."""
     if body.get("tools") == []:
         refuse("an empty list of tools")
-    tools = [read_tool(tool) for tool in body.get("tools") or ()]
+    tools = [_tool(tool) for tool in body.get("tools") or ()]
     tools += [tool for message in messages for tool in message.get("tools", ())]
     if len({tool["function"]["name"] for tool in tools}) < len(tools):
         refuse("two tools of one name")
@@ -70,7 +70,7 @@ def _message(message: Any) -> ChatMessage:
     if role == "developer" and (tools := message.get("tools")):
         if not isinstance(tools, list):
             refuse("tools that are no list")
-        found["tools"] = [read_tool(tool) for tool in tools]
+        found["tools"] = [_tool(tool) for tool in tools]
     return found
 
 
@@ -110,7 +110,7 @@ def _text_of(fields: Mapping[str, Any], name: str) -> str:
     return text
 
 
-def read_tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or tool.get("type", "function") != "function":
         refuse("a tool that is no function")
@@ -118,10 +118,11 @@ def read_tool(tool: Any) -> dict[str, Any]:
     if not isinstance(description, str | None):
         refuse("a description that is no text")
     written = {"name": _text_of(function, "name"), "description": description, "parameters": function.get("parameters")}
-    deferred = tool.get("defer_loading")
-    own = {"strict": function.get("strict"), "defer_loading": function.get("defer_loading")}
-    if own["defer_loading"] is None:
-        own["defer_loading"] = deferred
+    deferred = function.get("defer_loading")
+    own = {
+        "strict": function.get("strict"),
+        "defer_loading": tool.get("defer_loading") if deferred is None else deferred,
+    }
     written |= {name: value for name, value in own.items() if value is not None}
     return {"type": "function", "function": written}
 

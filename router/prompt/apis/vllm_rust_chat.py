@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
+from jinja2 import Template
 
 from router.prompt import minijinja
 from router.prompt.apis.conversion import Conversion, not_converted
 from router.prompt.apis.rust_messages import decoded, read_messages, read_tools, refuse
-from router.prompt.apis.vllm_rust_harmony import VllmRustHarmony
+from router.prompt.apis.vllm_rust_harmony import RustHarmony
 from router.prompt.conversation import BILLING_HEADER, ChatMessage, UnreadReason, Unrenderable, plain_messages
+from router.prompt.harmony import Harmony
 from router.prompt.sandbox import cut_at_tag, tag_final_message
 from router.prompt.serde import read_json
 from router.prompt.template import ChatTemplate, detect_rust_format
@@ -30,20 +32,21 @@ _TRIED = (
 class RustTemplate:
     """A model's chat template, as the Rust front end renders it."""
 
-    pictures = None
-
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._text = template.source
+        self._compiled: Template | None = None
+        self._keeps_parts, self._refusal = False, ""
         try:
-            self._compiled = minijinja.compile_template(self._text)
-            detected = detect_rust_format(self._text)
+            given = template.content_format
+            self._keeps_parts = (detect_rust_format(template.source) if given == "auto" else given) == "openai"
+            self._compiled = minijinja.compile_template(template.source)
         except Exception as error:  # a template may break its compiler in any way
-            raise not_converted(f"minijinja does not compile the chat template: {error}") from error
-        self._keeps_parts = (detected if template.content_format == "auto" else template.content_format) == "openai"
+            self._refusal = f"minijinja does not compile the chat template: {error}"
 
-    def render(self, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> str:
+    def render(self, body: Mapping[str, Any]) -> str:
         """The prompt of a chat whose messages are decoded. Raises `Unrenderable`."""
+        if self._compiled is None:
+            raise not_converted(self._refusal)
         messages = read_messages(body["messages"], keeps_parts=self._keeps_parts)
         for call in [call for message in messages for call in message.get("tool_calls", ())]:
             call["function"]["arguments"] = read_json(call["function"]["arguments"])
@@ -54,20 +57,11 @@ class RustTemplate:
         if tools:
             variables = {"tools": tools, **variables}
         try:
-            return self._rendered(messages, variables)
+            return _rendered(self._compiled, messages, variables)
         except RecursionError as error:
             raise Unrenderable(UnreadReason.TOO_LONG, str(error)) from error
         except Exception as error:  # a template is code
             raise not_converted(f"the chat template refused the request: {error}") from error
-
-    def render_media(self, body: Mapping[str, Any], **_: Any) -> NoReturn:
-        raise Unrenderable(UnreadReason.MEDIA, "how this front end reads pictures is not known")
-
-    def _rendered(self, messages: list[ChatMessage], variables: Mapping[str, Any]) -> str:
-        if not variables["continue_final_message"]:
-            return minijinja.render(self._compiled, messages, variables)
-        final_text = tag_final_message(messages[-1], "content", "content")
-        return cut_at_tag(minijinja.render(self._compiled, messages, variables), final_text)
 
     def _variables(self, body: Mapping[str, Any], messages: Sequence[ChatMessage]) -> dict[str, Any]:
         asked, effort = body.get("chat_template_kwargs") or {}, body.get("reasoning_effort")
@@ -92,14 +86,18 @@ class RustTemplate:
         return variables
 
 
-class VllmRustChat(Conversion):
-    in_harmony = VllmRustHarmony
+def _rendered(template: Template, messages: list[ChatMessage], variables: Mapping[str, Any]) -> str:
+    continues = variables["continue_final_message"]
+    final_text = tag_final_message(messages[-1], "content", "content") if continues else ""
+    text = template.render({"messages": messages, **variables})
+    return cut_at_tag(text, final_text) if continues else text
 
+
+class VllmRustChat(Conversion):
     @cached_property
     def template(self) -> Any:
         given = super().template
-        assert isinstance(given, ChatTemplate)
-        return RustTemplate(given)
+        return RustHarmony(given) if isinstance(given, Harmony) else RustTemplate(given)
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return decoded(body)
@@ -113,19 +111,24 @@ class VllmRustChat(Conversion):
         return is_raw and plain_messages(messages) is not None and self.reads_plain(messages)
 
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
-        return self._reads_alike and not any(_may_differ(message) for message in messages)
+        return self._renders_alike and not any(_may_differ(message) for message in messages)
 
     @cached_property
-    def _reads_alike(self) -> bool:
-        """Whether the template renders a plain chat as in Jinja."""
-        given = Conversion(self._template).template
+    def _renders_alike(self) -> bool:
+        """Whether the template renders a plain chat as in Jinja. Harmony may differ in empty messages."""
+        given = super().template
         chats = [list(_TRIED[start:end]) for start, end in ((0, 2), (0, 4), (1, 2), (1, 4))]
-        return all(_rendered(given, chat) == _rendered(self.template, chat) for chat in chats)
+        return isinstance(given, ChatTemplate) and all(
+            _tried(given, chat) == _tried(self.template, chat) for chat in chats
+        )
 
 
-def _rendered(template: Any, messages: Sequence[Any]) -> str | None:
+VllmRustChat.in_harmony = VllmRustChat
+
+
+def _tried(template: ChatTemplate | RustTemplate, messages: list[ChatMessage]) -> str | None:
     try:
-        return str(template.render({"messages": list(messages)}))
+        return template.render({"messages": messages})
     except Exception:  # a template is code
         return None
 

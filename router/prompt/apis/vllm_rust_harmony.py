@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
-from router.prompt.apis.conversion import Conversion, not_converted
-from router.prompt.apis.rust_messages import decoded, read_messages, read_tool, read_tools, refuse
-from router.prompt.conversation import ChatMessage, UnreadReason, Unrenderable
+from router.prompt.apis.conversion import not_converted
+from router.prompt.apis.rust_messages import read_messages, read_tools, refuse
+from router.prompt.conversation import ChatMessage
 from router.prompt.harmony import ANSWER, CONSTRAIN, EFFORTS, Harmony, HarmonyMessage, SeparateTexts
 
 
 class RustHarmony:
     """gpt-oss's format, as the Rust front end renders it."""
 
-    pictures = None
-
     def __init__(self, harmony: Harmony) -> None:
         self._harmony = harmony
 
-    def render(self, body: Mapping[str, Any], *, keeps_empty_tools: bool = False) -> SeparateTexts:
+    def render(self, body: Mapping[str, Any]) -> SeparateTexts:
         """The prompt of a chat whose messages are decoded. Raises `Unrenderable`."""
         messages, asked = read_messages(body["messages"], keeps_parts=False), body.get("chat_template_kwargs") or {}
         effort = body.get("reasoning_effort") or asked.get("reasoning_effort")
@@ -30,17 +27,14 @@ class RustHarmony:
             or body.get("continue_final_message")
         ):
             refuse("an effort, or a continued message, in Harmony")
-        has_tools = bool(read_tools(body, messages))
-        tools, instructions = [*map(read_tool, body.get("tools") or ())], ""
+        all_tools = read_tools(body, messages)
+        tools, instructions = all_tools[: len(body.get("tools") or ())], ""
         if messages[0]["role"] in ("system", "developer"):
             first = messages.pop(0)
             instructions, tools = first["content"], tools + first.get("tools", [])
         preamble = self._developer(instructions, tools)
         begins = ANSWER if body.get("add_generation_prompt") is not False else ""
-        return self._harmony.assembled(effort, preamble, has_tools, self._harmony_messages(messages), begins)
-
-    def render_media(self, body: Mapping[str, Any], **_: Any) -> NoReturn:
-        raise Unrenderable(UnreadReason.MEDIA, "Harmony has no pictures")
+        return self._harmony.assembled(effort, preamble, bool(all_tools), self._harmony_messages(messages), begins)
 
     def _developer(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
         sections = [f"# Instructions\n\n{self._harmony.plain(instructions)}"] if instructions else []
@@ -76,14 +70,3 @@ def _turn(text: str, reasoning: str | None, calls: Sequence[Mapping[str, Any]]) 
         yield head, [call["function"]["arguments"]], "<|call|>"
     if text and not calls:
         yield "assistant<|channel|>final", [text], "<|end|>"
-
-
-class VllmRustHarmony(Conversion):
-    @cached_property
-    def template(self) -> Any:
-        given = super().template
-        assert isinstance(given, Harmony)
-        return RustHarmony(given)
-
-    def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return decoded(body)
