@@ -38,7 +38,10 @@ class RustHarmony:
 
     def _developer(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
         sections = [f"# Instructions\n\n{self._harmony.plain(instructions)}"] if instructions else []
-        return self._harmony.sections(sections, [tool["function"] for tool in tools], "_: any")
+        try:
+            return self._harmony.sections(sections, [tool["function"] for tool in tools], "_: any")
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise not_converted(f"tools that Harmony does not know: {error}") from error
 
     def _harmony_messages(self, messages: Sequence[ChatMessage]) -> Iterator[HarmonyMessage]:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
