@@ -128,7 +128,20 @@ ALERTS = (
         means="Every pod of the router is joining, draining or ejected, or discovery found none.",
         look="`warmroute pods` names the state of each pod and its reason; the log has a line for each change.",
         act="If pods are missing, check the label selector or `pods` and WarmrouteDiscoveryStale. If they are ejected,"
-        " check the engines' own health and the network policies between routers and engines.",
+        " check the engines' own health and the network policies between routers and engines. With `limits.hold_s`"
+        " requests wait: see WarmrouteRequestsWaitForPods. Names with `fallbacks` are served by these.",
+    ),
+    Alert(
+        name="WarmrouteRequestsWaitForPods",
+        expr=ALERT.total("sum", of_requests.WAITING_FOR_PODS, "model") > 0,
+        lasts="10m",
+        severity="warning",
+        summary="Requests for {{ $labels.model }} have waited ten minutes for a pod of it.",
+        means="They get 503 when `limits.hold_s` ends. Nobody has started a pod, or it does not get ready.",
+        look="`warmroute pods`: is one `joining`, with which reason? The ScaledObject and its trigger:"
+        " `kubectl describe scaledobject`; the Deployment's events and the engine's log.",
+        act="No pod: scale the Deployment to 1 by hand, then see why KEDA did not: routers that are not scraped,"
+        " another name of the model. One that starts for longer: raise `limits.hold_s`, or keep one replica.",
     ),
     Alert(
         name="WarmrouteRequestsFail",
@@ -312,7 +325,8 @@ ALERTS = (
         summary="Pods and router count other tokens in chats of {{ $labels.model }}; rule: {{ $labels.rule }}.",
         means="Of every 10,000 chats, one is compared with the count of its pod. Such chats hit less than predicted. A"
         " chat may be counted for several rules: the one without equal counts is the cause.",
-        look="Dashboard router, compared prompts by rule and result; `misreads` of the pods in `/admin/pods`.",
+        look="Dashboard router, compared prompts by rule and result; `warmroute pods` names the rules that a pod"
+        " breaks.",
         act="For `plain`, as for WarmrouteParityMismatch. For a rule, run pods of one version and front end, or report"
         " it with a chat that shows it. The alert ends with the routers that have counted it.",
     ),

@@ -196,8 +196,3 @@ class NamesInUse:
 
     current: Names = Names()
     recent: deque[NameChoice] = field(default_factory=lambda: deque(maxlen=REVIEWED))
-
-    def replace(self, names: Names) -> str:
-        """Use these from now on. Returns the review of the change."""
-        self.current = names
-        return review(names, self.recent)

@@ -126,6 +126,8 @@ def _reasons(pods: Sequence[_PodRow]) -> Iterator[str]:
             yield f"{one['id']}: {one['state']}: {reason}"
         if front_end := one.get("front_end"):
             yield f"{one['id']}: front end: {front_end}"
+        if misreads := one.get("misreads"):
+            yield f"{one['id']}: makes other prompts of chats with: {', '.join(misreads)}"
         if lacks := one.get("lacks"):
             yield f"{one['id']}: does not serve: {', '.join(lacks)}"
         if answers := one.get("answers"):

@@ -165,8 +165,11 @@ def read_named(key: str, path: str) -> bytes:
         raise ConfigError(f"{key}: cannot read {named}: {getattr(error, 'strerror', error)}{hint}") from None
 
 
-def read_document(path: Path) -> Document:
-    """A YAML file, parsed anew if its text changed. An empty file is an empty mapping. Raises `ConfigError`."""
+def read_document(path: Path, *, is_watched: bool = False) -> Document:
+    """A YAML file, parsed anew if its text changed. An empty file is an empty mapping. `is_watched`: it is read again
+    when it changes, so it may be no pipe, which would hold up its reader for ever. Raises `ConfigError`."""
+    if is_watched and path.is_fifo():
+        raise ConfigError(f"{path}: is a pipe, which cannot be read again; name a file")
     return _parsed(path, read_text(path))
 
 

@@ -122,7 +122,8 @@ class NameList(Strict):
 
     version: PositiveInt = 1
     """Version of this format."""
-    names: Annotated[tuple[NameEntry, ...], Field(max_length=MAX_NAMES)] = ()
+    names: Annotated[tuple[NameEntry, ...], Field(max_length=MAX_NAMES)]
+    """All names. Needed, so that a file that lost its content takes no names away; `[]`: none."""
 
     @model_validator(mode="after")
     def _is_plain(self) -> NameList:
@@ -142,7 +143,7 @@ class NameList(Strict):
 
 def read_names(path: Path, providers: Collection[str] = ()) -> Names:
     """Raises `ConfigError` with file, line and key. `providers`: names that may only be fallbacks."""
-    document = read_document(path)
+    document = read_document(path, is_watched=True)
     entries = validate(document, NameList).names
     for number, entry in enumerate(entries):
         for keys, targets in entry.places(number):

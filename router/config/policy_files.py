@@ -79,7 +79,7 @@ class PolicyLibrary:
 
     def document(self, name: str) -> Document:
         if name not in self._documents:
-            self._documents[name] = read_document(self._files[self.known(name)])
+            self._documents[name] = read_document(self._files[self.known(name)], is_watched=True)
         return self._documents[name]
 
     def known(self, name: str, document: Document | None = None, *key: str) -> str:

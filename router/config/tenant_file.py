@@ -171,7 +171,7 @@ class TenantFile:
     def read(self) -> Tenants:
         """All tenants and keys. Raises `ConfigError`."""
         own_stamp, self.read_stamp = stamp_of(self.path), self.stamp()
-        document = read_document(self.path)
+        document = read_document(self.path, is_watched=True)
         parsed = validate(document, TenantList)
         self._key_files = tuple(map(Path, parsed.key_files))
         self.read_stamp = (own_stamp, *stamps_of(*self._key_files))

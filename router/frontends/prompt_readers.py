@@ -370,8 +370,10 @@ class EnginePromptReader:
         if len(request.body) > MAX_TOKENIZE_BYTES:
             self.unread(request, UnreadReason.TOO_LONG, f"the body has {len(request.body)} bytes")
             return UnreadReason.TOO_LONG
+        if not (pods := self.pods(request.adapter or request.model)):
+            return None  # nobody serves it: it is not routed by load either
         try:
-            if (prefix := await self._read_by_each(self.pods(request.adapter or request.model), request)) is not None:
+            if (prefix := await self._read_by_each(pods, request)) is not None:
                 return prefix
         except Unrenderable as error:
             self.unread(request, error.reason, str(error))

@@ -19,12 +19,15 @@ from router.policy.retry import MAX_FAILED_ATTEMPTS
 from router.request.context import RequestContext
 from router.request.hosted import Hosted, HostedModel, Refusal
 
-CANNOT_SERVE = (NoReadyPod, ContextTooLong, Overloaded)
+CANNOT_SERVE = (NoReadyPod, ContextTooLong)
 """Errors after which a fallback serves: not what is the client's or the tenant's own fault."""
 
 
 def may_fall_back(context: RequestContext, error: RouterError) -> bool:
-    """Whether another model may serve a request that ended so. Pods may have received it."""
+    """Whether another model may serve a request that ended so. Pods may have received it. A client that sets its own
+    limit chooses none: it could set one that every pod misses."""
+    if isinstance(error, Overloaded):
+        return context.ttft_limit_ms is not None
     if isinstance(error, UpstreamTimeout) or not isinstance(error, UpstreamError):
         return isinstance(error, CANNOT_SERVE)
     return context.repeatable or not received(context)

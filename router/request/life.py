@@ -17,6 +17,7 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
+from router.admission.tenant import Tenant
 from router.apis.chat_rules import MAX_SEARCHED_BYTES, concerned_by
 from router.config.provider_schema import Provider
 from router.decision import Candidate
@@ -249,10 +250,12 @@ class Core:
             tracker.stream = KeptStream(context, self.state, self.rules, self.counters, again)
         return tracker
 
-    async def preview(self, request: InferenceRequest, headers: HeaderList, do: Effects) -> RecordedDecision:
+    async def preview(
+        self, do: Effects, tenant_of: Callable[[str], Tenant], request: InferenceRequest, headers: HeaderList
+    ) -> RecordedDecision:
         """The decision that would be made now. Nothing is sent, booked or counted. Raises `RouterError`."""
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
-        context = RequestContext(request=request, head=head, phases=Phases(self.clock.now_s()))
+        context = RequestContext(request, head, Phases(self.clock.now_s()), tenant_of(request.tenant))
         await self._read(context, do, None)
         found = usable(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
         try:

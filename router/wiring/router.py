@@ -470,8 +470,8 @@ def build_edge(
 ) -> Edges:
     """`objectives`: what gives requests their priority. `lifespan`: what runs while clients are served. Raises
     `ConfigError`."""
-    config, fleet, holds = pods.config, pods.fleet, pods.config.limits.hold_s is not None
-    without_pods = WithoutPods.of(holds=holds, has_providers=bool(core.rules.hosted))
+    config, fleet, hosted, holds = pods.config, pods.fleet, core.rules.hosted, pods.config.limits.hold_s is not None
+    without_pods = WithoutPods.of(holds=holds, has_providers=bool(hosted))
 
     def readiness() -> tuple[bool, dict[str, Any]]:
         return describe_readiness(fleet, policies, access.files, without_pods, is_stopping=edge.is_stopping)
@@ -485,11 +485,11 @@ def build_edge(
     models = frozenset(model.name for model in config.models if not model.is_pattern)
     refused = partial(core.endings.refused, Endpoint.OTHER)
     edge = OpenAiEdge(
-        public_app(fleet, lambda: readiness()[0], lifespan, refused, access.names),
+        public_app(fleet, lambda: readiness()[0], lifespan, refused, access.names, models if holds else None, hosted),
         access.gate,
         forwarder,
         core.endings,
-        RequestReader(fleet, config.edge, config.limits.max_messages, models, access.names, core.rules.hosted),
+        RequestReader(fleet, config.edge, config.limits.max_messages, models, access.names, hosted),
         pods.responses,
         config.edge,
         config.limits,
@@ -529,7 +529,7 @@ def _explain_routes(
         name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
         return await edge.read(endpoint, named, body, request_id, gate.named(name))
 
-    return ExplainRoutes(records.recent.find, read, lambda request, headers: core.preview(request, headers, forwarder))
+    return ExplainRoutes(records.recent.find, read, partial(core.preview, forwarder, gate.named))
 
 
 def _admin_edge(

@@ -29,13 +29,13 @@ pytestmark = pytest.mark.anyio
 class PublicEndpoints:
     """The endpoints in front of two pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.fleet = Fleet()
         self.fleet.sync([POD, SMALL])
         self.is_ready = False
         self.refused: list[RouterError] = []
         self.names = NamesInUse()
-        own = public_app(self.fleet, lambda: self.is_ready, self._lifespan, self.refused.append, self.names)
+        own = public_app(self.fleet, lambda: self.is_ready, self._lifespan, self.refused.append, self.names, **options)
         self.app = HttpEdge(Limits(), own)
 
     @asynccontextmanager
@@ -230,3 +230,20 @@ async def test_names_are_listed_with_the_shortest_context_that_they_may_become(r
     assert named["both"]["max_model_len"] == min(length for length in lengths if length is not None)
     assert (await router.call("GET", "/v1/models/both")).json() == named["both"]
     assert (await router.call("GET", "/v1/models/gone")).status_code == 404
+
+
+async def test_what_is_served_without_a_pod_is_listed_too() -> None:
+    """Models and names whose requests wait for one, else names of which a provider is a fallback: clients that offer
+    what is listed would never ask for the first pod."""
+    names = Names({"paid": ModelName("paid", {"k": 1.0}, (), ("hosted",)), "gone": ModelName("gone", {"k": 1.0})})
+    for options, listed in (
+        ({}, []),
+        ({"hosted": {"hosted"}}, ["paid"]),
+        ({"waiting": frozenset({"k"})}, ["k", "paid", "gone"]),
+    ):
+        router = PublicEndpoints(**options)
+        router.fleet.sync([])
+        router.names.current = names
+        cards = (await router.call("GET", "/v1/models")).json()["data"]
+        assert [(card["id"], card["max_model_len"]) for card in cards] == [(name, None) for name in listed]
+        assert (await router.call("GET", "/v1/models/hosted")).status_code == 404

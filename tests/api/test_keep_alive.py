@@ -19,6 +19,7 @@ from tests.api.test_protocol import connected
 
 pytestmark = [pytest.mark.anyio, pytest.mark.net]
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+COUNT = "/v1/messages/count_tokens"
 FIELDS: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 1}
 COMMENT, PING = b": keep-alive\n\n", b'event: ping\ndata: {"type": "ping"}\n\n'
 EVENTS = [(b"content-type", b"text/event-stream"), (b"x-warmroute-pod", b"a")]
@@ -118,10 +119,13 @@ async def test_a_response_that_is_no_stream_becomes_an_event(status: int, name: 
         assert event == name + b"data: " + (data or b"x" * MAX_LATE_BYTES) + b"\n\n"
 
 
-@pytest.mark.parametrize(("edge", "stream"), [(Edge(), True), (SHORT, False), (Edge(keep_alive_s=9), True)])
-async def test_other_requests_wait_as_ever(edge: Edge, *, stream: bool) -> None:
-    """Without the key, without a stream, and before the time has passed."""
-    async with waiting(refused(429, b"{}"), edge=edge, stream=stream) as (reader, may_answer):
+@pytest.mark.parametrize(
+    ("path", "edge", "stream"),
+    [(CHAT, Edge(), True), (CHAT, SHORT, False), (CHAT, Edge(keep_alive_s=9), True), (COUNT, SHORT, True)],
+)
+async def test_other_requests_wait_as_ever(path: str, edge: Edge, *, stream: bool) -> None:
+    """Without the key, without a stream, before the time has passed, and at an endpoint that has no streams."""
+    async with waiting(refused(429, b"{}"), path, edge=edge, stream=stream) as (reader, may_answer):
         asyncio.get_running_loop().call_later(0.02, may_answer)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 429 ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,18 @@ names:
     )
 
 
-def test_an_empty_file_has_no_names(tmp_path: Path) -> None:
-    assert read(tmp_path, "") == Names()
+def test_a_file_has_no_names_only_if_it_says_so(tmp_path: Path) -> None:
+    """One that lost its content, or is written by a program that has just begun, takes none away."""
+    assert read(tmp_path, "names: []") == Names()
+    with pytest.raises(ConfigError, match=r"names.yaml:1: names: is required"):
+        read(tmp_path, "")
+
+
+def test_a_pipe_holds_up_nobody(tmp_path: Path) -> None:
+    """Its reader would wait for a writer, and see no further change."""
+    os.mkfifo(tmp_path / "names.yaml")
+    with pytest.raises(ConfigError, match=r"names.yaml: is a pipe"):
+        read_names(tmp_path / "names.yaml")
 
 
 def test_a_name_may_be_that_of_one_of_its_own_models(tmp_path: Path) -> None:
@@ -75,7 +86,7 @@ def test_a_provider_is_only_a_fallback(tmp_path: Path, to: str) -> None:
         ("names:\n- {name: a, to: m, rules: [{to: n}]}", "2: names.0.rules.0: a rule needs `tenants` or `headers`"),
         ("names:\n- {name: a, to: m, rules: [{headers: {'x y': z}, to: n}]}", "2: names.0.rules.0.headers"),
         ("names:\n- {name: a, too: m}", "2: names.0.too: .*did you mean 'to'"),
-        ("version: 2", "1: version: must be 1"),
+        ("version: 2\nnames: []", "1: version: must be 1"),
         (f"names: [{', '.join(f'{{name: n{number}, to: m}}' for number in range(MAX_NAMES + 1))}]", "1: names"),
     ],
 )

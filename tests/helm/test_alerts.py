@@ -74,6 +74,7 @@ WELL: Mapping[str, str] = {
     f"process_open_fds{{{TARGET}}}": "300",
     f"process_max_fds{{{TARGET}}}": "1024",
     f'warmroute_provider_money_total{{{TARGET},provider="hosted"}}': "3",
+    f'warmroute_requests_waiting_for_pods{{{TARGET},model="m"}}': "0",
 }
 """A fleet in which all is well: value a minute, or start and increase a minute."""
 
@@ -98,6 +99,9 @@ OF_POD = {"namespace": "llm", "exported_pod": "gpu-0"}
 READY, EJECTED = (f'warmroute_pod_state{{{POD},state="{state}"}}' for state in ("ready", "ejected"))
 INCIDENTS: Mapping[str, Incident] = {
     "WarmrouteNoReadyPod": Incident({READY: None, EJECTED: None}, OF_ROUTER),
+    "WarmrouteRequestsWaitForPods": Incident(
+        changed("warmroute_requests_waiting_for_pods", "3"), {"namespace": "llm", "model": "m"}
+    ),
     "WarmrouteRequestsFail": Incident(
         changed(f'warmroute_requests_total{{{TARGET},model="m",result="pod_error"}}', "0+60"), {"namespace": "llm"}
     ),

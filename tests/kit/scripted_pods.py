@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.admission.tenant import OPEN_TENANT
 from router.config.schema import Limits
 from router.frontends.http.upstream import UpstreamPools
 from router.frontends.response_locator import ResponseLocator
@@ -202,7 +203,7 @@ class Town(CoreOfPods):
 
     async def preview(self, request: InferenceRequest) -> RecordedDecision:
         """The decision that would be made about a request."""
-        return await self.core.preview(request, [], self.forwarder)
+        return await self.core.preview(self.forwarder, lambda _name: OPEN_TENANT, request, [])
 
     def handoffs(self, result: str, dialect: str = "nixl") -> float:
         return self.counted("warmroute_handoffs_total", dialect=dialect, result=result)

@@ -127,6 +127,14 @@ async def test_where_nobody_can_say_the_request_goes_without_a_prefix() -> None:
     assert unread == [UnreadReason.NOT_TOKENIZED]
 
 
+async def test_a_request_that_no_pod_can_serve_is_not_counted_as_unread() -> None:
+    """A provider serves it, or it waits."""
+    unread = list[UnreadReason]()
+    async with town() as place:
+        assert await reader_in(place, unread).read(REQUEST) is None
+    assert not unread
+
+
 async def test_a_chat_with_a_picture_is_not_tokenized_on_a_pod() -> None:
     """The engine's tokens would be equal for different pictures."""
     async with town(a=knows) as place:

@@ -96,6 +96,14 @@ def test_an_slo_that_cannot_be_met() -> None:
     assert is_served_by_fallback(rig, rig.chat(model="chat"), "overloaded")
 
 
+def test_a_client_with_a_limit_of_its_own_chooses_no_fallback() -> None:
+    """No pod could keep it."""
+    rig = rig_of(admission=AdmissionConfig())
+    body = b'{"model":"chat","messages":[{"role":"user","content":"hi"}],"stream":true}'
+    refused = rig.front.receive("/v1/chat/completions", body, headers=[(b"x-request-deadline-ms", b"0")])
+    assert (refused.status, refused.asked, rig.known.is_idle()) == (503, [], True)
+
+
 def test_a_last_pod_that_answers_503() -> None:
     """Its answer is not the client's while a fallback can serve."""
     rig = rig_of()

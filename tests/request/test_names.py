@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.admission.names import ModelName, NameRule, Names, NamesInUse, conversation_key
+from router.admission.names import ModelName, NameRule, Names, NamesInUse, conversation_key, review
 from router.admission.quotas import Hold, Quota, Quotas, Short
 from router.admission.tenant import OPEN_TENANT, Tenant, allowed_names
 from router.config.schema import Edge
@@ -223,7 +223,8 @@ def test_a_change_is_reviewed_with_the_latest_requests() -> None:
     for model in ("alias", "n"):
         own.read(Endpoint.CHAT, {}, json.dumps({"model": model, "messages": HI}).encode(), "r", OPEN_TENANT)
     assert [(one.asked, one.name, one.model) for one in names.recent] == [("alias", "alias", "m"), ("n", "", "n")]
-    assert names.replace(Names({"n": ModelName("n", {"m": 1})})).startswith("2 of 2 requests would become another")
+    found = review(Names({"n": ModelName("n", {"m": 1})}), names.recent)
+    assert found.startswith("2 of 2 requests would become another")
 
 
 def test_no_name_of_any_length_is_kept() -> None:

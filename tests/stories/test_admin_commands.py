@@ -68,6 +68,9 @@ async def test_the_list_names_other_front_ends(deploy: Deploy, typed_at: TypedAt
         assert [line for line in (await typed_at(deployment, "pods")).out.splitlines() if "front end" in line] == [
             f"{rust}: front end: rust"
         ]
+        deployment.program.fleet.learn(rust, misreads=frozenset({"developer", "tools"}))
+        text = (await typed_at(deployment, "pods")).out
+        assert f"{rust}: makes other prompts of chats with: developer, tools\n" in text
 
 
 async def test_pods_are_drained_by_label_with_a_reason(

@@ -175,9 +175,13 @@ async def test_when_all_pods_are_killed_a_second_model_serves_then_the_provider(
             assert served == ["demo", *["second"] * 3, *["hosted"] * 3]
             stayed = await ask("bank")
             assert stayed.status_code == 503 and "data: stay" in stayed.json()["error"]["message"]
-            preview = await found.admin.post("/admin/preview", json=chat())
+            await found.until(lambda: not found.ready("demo") and not found.ready("second"))
+            previews = [
+                await found.admin.post(f"/admin/preview?tenant={name}", json=chat()) for name in ("acme", "bank")
+            ]
+            assert ["`hosted` would serve it" in one.text for one in previews] == [True, False]
             metrics = (await found.admin.get("/metrics")).text
-            assert KEY not in metrics + preview.text
+            assert KEY not in metrics + previews[0].text
     bills = [msgspec.json.decode(line) for line in usage.read_text().splitlines()]
     money = [line["money"] for line in bills if line["model"] == "hosted" and line["status"] == 200]
     assert money == [(5 * 2 + 4 * 1 + 2 * 10) / 1e6] * len(got) and len(got) == 3

@@ -53,7 +53,7 @@ def read_targets(entry: TargetFile) -> list[ListedPod]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if size > MAX_FILE_BYTES:
         raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; split it into several files")
-    document = read_document(path)
+    document = read_document(path, is_watched=True)
     data = plain(document.data)
     if not isinstance(data, list):
         raise ConfigError(f"{path}:1: must be a list such as `- targets: [10.0.0.7:8000]`; write [] for no pods")

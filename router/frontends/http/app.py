@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias
 
@@ -43,8 +43,11 @@ def public_app(
     lifespan: _Lifespan,
     on_refused: OnRefused,
     names: NamesInUse | None = None,
+    waiting: Collection[str] | None = None,
+    hosted: Collection[str] = (),
 ) -> FastAPI:
-    """The router's own endpoints for clients. They say nothing about pods and policies."""
+    """The router's own endpoints for clients. They say nothing about pods and policies. `waiting`: models whose
+    requests wait for a pod, as those of all names then do; None: no requests do. `hosted`: providers."""
     app = bare_app(lifespan, _forwarding_hint, on_refused)
 
     @app.get("/livez")
@@ -52,7 +55,7 @@ def public_app(
     async def probe(request: Request) -> Response:
         return probe_response(request.url.path, is_ready=is_ready())
 
-    _add_models(app, fleet, names or NamesInUse())
+    _add_models(app, fleet, names or NamesInUse(), waiting, hosted)
     return app
 
 
@@ -68,23 +71,30 @@ def bare_app(
     return app
 
 
-def _add_models(app: FastAPI, fleet: Fleet, names: NamesInUse) -> None:
+def _add_models(
+    app: FastAPI, fleet: Fleet, names: NamesInUse, waiting: Collection[str] | None, hosted: Collection[str]
+) -> None:
     def card(request: Request, name: str) -> dict[str, Any] | None:
         """OpenAI's model card, if the tenant may use the model or adapter. `EdgeProtocol` sets the tenant."""
         served = fleet.served.get(name)
-        if served is None:
+        if served is None and name not in (waiting or ()):
             return named_card(request, name)
+        served = served or ((name, ""), None)
         if not request.state.tenant.may_use(*served[0]):
             return None
         (base_model, adapter), max_model_len = served
         found = {"id": name, "object": "model", "created": 0, "owned_by": "warmroute", "max_model_len": max_model_len}
         return found | {"parent": base_model if base_model != adapter else None} if adapter else found
 
+    def is_served(target: str) -> bool:
+        return waiting is not None or target in fleet.served or target in hosted
+
     def named_card(request: Request, name: str) -> dict[str, Any] | None:
         """That of a name, if the tenant may use it and a model that it may become. The shortest context counts."""
         entry, tenant = names.current.exact.get(name), request.state.tenant
-        targets = [fleet.served[to] for to in entry.all_targets if to in fleet.served] if entry else []
-        lengths = [length for found, length in targets if tenant.may_use(*found)]
+        targets = filter(is_served, entry.all_targets if entry else ())
+        found = [fleet.served.get(to, ((to, ""), None)) for to in targets]
+        lengths = [length for served, length in found if tenant.may_use(*served)]
         if not lengths or not tenant.may_use(name, ""):
             return None
         shortest = min((length for length in lengths if length is not None), default=None)
@@ -92,7 +102,7 @@ def _add_models(app: FastAPI, fleet: Fleet, names: NamesInUse) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        listed = list(dict.fromkeys((*fleet.served, *names.current.exact)))
+        listed = list(dict.fromkeys((*fleet.served, *(waiting or ()), *names.current.exact)))
         cards = [found async for name in in_turns(listed) if (found := card(request, name)) is not None]
         body = msgspec.json.encode({"object": "list", "data": cards})
         return Response(body, media_type="application/json")

@@ -183,7 +183,8 @@ class OpenAiEdge(HttpEdge):
             client.refusal = None  # its traceback refers to the body: a cycle that would stay in memory
 
     def _keep_open(self, client: AnyExchange) -> None:
-        if self._edge.keep_alive_s and isinstance(client, Exchange):
+        generates = endpoint_of(client.head.path).api.generates
+        if self._edge.keep_alive_s and generates and isinstance(client, Exchange):
             ping = conventions_of(client.head.path).ping
             client.keep_open(self._edge.keep_alive_s, ping, [*_EVENTS, *_names_of(client.head)])
 

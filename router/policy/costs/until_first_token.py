@@ -256,7 +256,7 @@ class HeldKvTerm(CostTerm):
         if at.pod.role is Role.PREFILL and at.pod.capacity_tokens:
             yield Input("n", "prompt tokens", at.request.prompt_tokens)
             yield Input("KV capacity", "tokens", at.pod.capacity_tokens)
-            yield Input("KV in use", "share", at.load.kv_usage)
+            yield Input("held", "tokens", at.load.kv_usage * at.pod.capacity_tokens)
 
     def _waiting_ms(self, at: Placement, capacity_tokens: int) -> float:
         held_tokens = at.load.kv_usage * capacity_tokens

@@ -93,11 +93,8 @@ def kv_wait(x: Inputs, term: Any) -> float:
 
 
 def held_kv(x: Inputs, term: Any) -> float:
-    if "KV capacity" not in x:
-        return 0.0
-    held = x["KV in use"] * x["KV capacity"]
-    short = max(held + x["n"] - x["KV capacity"], 0)
-    return float(term.weight * short / held * 1000 * term.lease_s) if held else 0.0
+    held = x.get("held", 0)  # by prefill pods alone
+    return float(term.weight * max(held + x["n"] - x["KV capacity"], 0) / held * 1000 * term.lease_s) if held else 0.0
 
 
 def lent_prefill(x: Inputs, term: Any) -> float:
