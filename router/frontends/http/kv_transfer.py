@@ -59,6 +59,8 @@ MAX_TRANSFER_S = 20.0
 WATCH_INTERVAL_S = 0.25
 PREFILL_LIMIT_S, DECODE_LIMIT_S = 2.0, 5.0
 """Before these times no leg hangs, however little was expected: the first transfer between two pods takes seconds."""
+LAST_LIMIT_S = 30.0
+"""The same for the last candidate: the request may be slow itself, for its grammar or a picture that the pod fetches."""
 LEG_CHECK_S = 0.5
 """How often a leg is looked at that takes longer than its limit."""
 MAX_WARNED, MAX_SHOWN = 1024, 200
@@ -294,16 +296,15 @@ class SplitExecutor:
         leg: asyncio.Task[T],
         prefill: asyncio.Task[Any] | None = None,
     ) -> T:
-        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs, if
-        anything else may be tried, or its pod is ejected: the request may be the cause, such as a slow grammar. The
+        """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs. The
         caller ends the leg."""
         legs, expected_ms, sent_s = self._legs, attempt.expected_ms, time.monotonic()
+        least_s = LAST_LIMIT_S if attempt.last else least_s
         wait_s = legs.limit_s(pod.id, expected_ms, 0.0, least_s)
         while not (await asyncio.wait((leg,), timeout=wait_s))[0]:
             limit_s = legs.limit_s(pod.id, expected_ms, self._ledger.on(pod.id).prefill_ms, least_s)
             piece_at_s, now_s = self._ledger.received_at_s(pod.id), time.monotonic()
-            may_end = not attempt.last or not still_has_kv(self._fleet, pod)
-            if may_end and legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s):
+            if legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s, is_last=attempt.last):
                 raise self._hung(attempt, pod, now_s - sent_s, prefill)
             wait_s = LEG_CHECK_S
         found = leg.result()
