@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from ipaddress import IPv6Address
+from ipaddress import IPv6Address, ip_address
 from typing import TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -79,3 +79,11 @@ def url_address(url: str) -> HostPort:
 def url_host(url: str) -> str:
     """The host of a URL, an IPv6 address in its shortest form without brackets; "" if it has none."""
     return url_address(url)[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the host."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -81,14 +81,6 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.plan.pod
 
 
-class ProviderOffer(msgspec.Struct, frozen=True):
-    """A provider that would serve a request if no pod could: its first token as learnt, and the money as expected."""
-
-    provider: str
-    ttft_ms: float
-    money: float
-
-
 class RouteDecision(msgspec.Struct, frozen=True, gc=False):
     """The candidates for one request, best first. A retry uses the next candidate."""
 

@@ -33,7 +33,7 @@ class RouterError(Exception):
     http_status: ClassVar[int] = 500
     openai_type: ClassVar[str] = INTERNAL
     """`error.type` in OpenAI's API."""
-    without_pods: ClassVar[str] = ""
+    without_pods: str = ""
     """The message for clients that may not know pods; "" if no message of this class names one."""
     retry_after_s: float | None = None
     headers: Sequence[tuple[bytes, bytes]] = ()
@@ -208,14 +208,16 @@ class FleetError(RouterError):
 
 
 class NoReadyPod(FleetError):
-    """Pods of this model exist, none is ready. `model` is its configured name, where no pod has reported it yet."""
+    """Pods of this model exist, none is ready. `model` is its configured name, where no pod has reported it yet, and
+    requests may wait for one; `stream`: whether this one asks for a stream."""
 
     code = "no_ready_pod"
     without_pods = "No pod can serve this model now; retry later."
 
-    def __init__(self, message: str, *, model: str = "") -> None:
+    def __init__(self, message: str, *, model: str = "", stream: bool = False) -> None:
         super().__init__(message)
         self.model = model
+        self.stream = stream
 
 
 class Saturated(FleetError):

@@ -80,7 +80,7 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     choices: int = 1
     """Number of answers that it asks for."""
     fallbacks: tuple[str, ...] = ()
-    """Models or adapters of its name that may serve it in place of this one."""
+    """Models, adapters or providers of its name that may serve it in place of this model."""
     fallback: str = ""
     """Why a fallback serves it."""
     prompts: int = 1

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import merge
-from math import inf
+from math import ceil, inf
 from typing import ClassVar
 
 WINDOW_S = 60
@@ -139,6 +139,11 @@ class Dimension(StrEnum):
 _WINDOWS: Mapping[Dimension, type[SlidingWindow]] = {Dimension.CONCURRENT: UseGauge, Dimension.MONEY: HourWindow}
 MONEY_UNIT = 1e-9
 """Meters of money count in this part of the currency."""
+
+
+def in_units(money: float) -> int:
+    """Money as meters count it, rounded up."""
+    return ceil(money / MONEY_UNIT)
 
 
 class Meter:

@@ -69,7 +69,7 @@ class ModelName:
     weights: Weights
     rules: tuple[NameRule, ...] = ()
     fallbacks: tuple[str, ...] = ()
-    """Models or adapters that serve where the target cannot, in this order."""
+    """Models, adapters or providers that serve where the target cannot, in this order."""
 
     @property
     def all_targets(self) -> frozenset[str]:

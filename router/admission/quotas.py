@@ -118,7 +118,7 @@ class Quotas:
         return Hold(applied, second)
 
     def withdraw(self, hold: Hold, now_s: float) -> None:
-        """Count a request of which no pod has computed anything no more: it begins again with another model."""
+        """Count a request no longer, because it begins again with another model."""
         self.end(hold, 0, 0, now_s)
         for meter in hold.applied.requests:
             meter.own.take_back(hold.second, 1)

@@ -197,9 +197,8 @@ async def _redis(it: Subject) -> Findings:
 async def _providers(it: Subject) -> Findings:
     """Each is asked for its models, which costs nothing."""
     for one in it.config.providers:
-        api, path = PROVIDER_APIS[one.api], "/v1/models?limit=1000" if one.api == "anthropic" else "/v1/models"
-        name, form = api.key_header
-        headers = [*api.defaults.items(), (name, form % file_key(one.key_file).encode())]
+        path = "/v1/models?limit=1000" if one.api == "anthropic" else "/v1/models"
+        headers = PROVIDER_APIS[one.api].headers_with(file_key(one.key_file))
         pool, level = it.parts.pools.add(one.pod, it.config.limits), "warn"
         try:
             listed = msgspec.json.decode(await pool.fetch(path, CLIENT_S, more=headers), type=_Listed)

@@ -114,7 +114,7 @@ def page(found: Explained, unfinished: str = "not finished", *, formulas: bool =
     if formulas and (terms := [note for note in explanation.terms if note.name in effective]):
         parts.append(_formulas(terms))
     offers = (
-        f"else provider {one.provider}: first token after about {one.ttft_ms:,.0f} ms, money {one.money:.6f}"
+        f"else {one.choice}: first token after about {one.ttft_ms:,.0f} ms, money {one.money:.6f}"
         for one in found.providers
     )
     if lines := [*offers, *_outcome(receipt, unfinished)]:
@@ -222,6 +222,8 @@ def _outcome(receipt: Receipt, unfinished: str) -> Iterator[str]:
         cached = "unknown" if receipt.cached_tokens is None else f"{receipt.cached_tokens:,}"
         yield f"first token: expected after {receipt.predicted_ms:,.2f} ms, actual {ttft}"
         yield f"cached tokens: expected {receipt.predicted_cached_tokens or 0:,}, actual {cached}"
+    if receipt.fallback:
+        yield f"fallback of {receipt.name}, because of: {receipt.fallback}"
     if receipt.money is not None:
         yield f"money of the provider: {receipt.money:.6f}"
     if not receipt.result:

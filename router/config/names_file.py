@@ -16,18 +16,22 @@ names:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
+import structlog
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
-from router.admission.names import ModelName, NameRule, Names, Weights
+from router.admission.names import ModelName, NameRule, Names, NamesInUse, Weights, review
 from router.config.load import Strict, read_document, validate
 from router.config.mistakes import Location, wrong_at
-from router.engines.forwarded_headers import is_header_name
+from router.config.schema import HeaderName
+from router.config.watched_file import WatchedFile, stamp_of
 from router.errors import ConfigError
 from router.types import MAX_NAME_CHARACTERS
+
+log = structlog.get_logger()
 
 MAX_NAMES = 1000
 """Each is a label of a metric."""
@@ -56,12 +60,6 @@ def _name(value: str) -> str:
     return value
 
 
-def _header(name: str) -> str:
-    if not is_header_name(name.lower()):
-        raise ValueError("must be the name of a header, such as x-beta")
-    return name.lower()
-
-
 _Text = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 _Model = Annotated[_Text, AfterValidator(_model)]
 _Weight = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -78,7 +76,7 @@ class RuleEntry(Strict):
 
     tenants: tuple[str, ...] = ()
     """Requests of one of these tenants; none: of all."""
-    headers: dict[Annotated[str, AfterValidator(_header)], str] = Field(default_factory=dict)
+    headers: dict[HeaderName, str] = Field(default_factory=dict)
     """... that have all of these headers, with these values."""
     to: _Targets
 
@@ -139,6 +137,32 @@ class NameList(Strict):
                     why = f"{other!r} is a name of this file (names.{numbers[other]}); write the models that it becomes"
                     raise wrong_at(place, why)
         return self
+
+
+ReviewedNames: TypeAlias = tuple[Names, str]
+"""The names, and how many of the latest requests they change."""
+
+
+def watched_names(
+    path: Path, in_use: NamesInUse, on_change: Callable[[str], None], providers: Collection[str] = ()
+) -> WatchedFile[ReviewedNames]:
+    """The file, which is valid now, and whose names are `in_use`; if it becomes wrong, the last valid ones stay.
+    `on_change`: called with the review of each change. `providers`: see `read_names`. Raises `ConfigError`."""
+
+    def read() -> ReviewedNames:
+        """In a thread: a review takes milliseconds."""
+        names = read_names(path, providers)
+        return names, review(names, tuple(in_use.recent))
+
+    def use(found: ReviewedNames) -> None:
+        in_use.current, reviewed = found
+        log.info("names reloaded", names=len(in_use.current.exact) + len(in_use.current.beginnings), review=reviewed)
+        on_change(reviewed)
+
+    event = "invalid names; the last valid ones stay current"
+    found = WatchedFile(read, lambda: stamp_of(path), event, use)
+    in_use.current, _ = found.current()
+    return found
 
 
 def read_names(path: Path, providers: Collection[str] = ()) -> Names:

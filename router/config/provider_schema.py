@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from router.addresses import split_url, url_host
+from router.addresses import is_loopback, split_url, url_host
 from router.admission.quotas import MAX_MONEY, Quota
 from router.config.load import FilePath, HttpUrl, SecretPath, Strict
 from router.engines.engine_catalog import HOSTED
@@ -15,12 +15,11 @@ from router.types import MAX_NAME_CHARACTERS, Pod, PodSpeed, PodTls
 
 PER = 1_000_000
 """Prices are for as many tokens."""
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _Amount = Annotated[float, Field(ge=0, le=MAX_MONEY, allow_inf_nan=False)]
 
 
 def _encrypted(url: str) -> str:
-    if split_url(url).scheme != "https" and url_host(url) not in _LOCAL_HOSTS:
+    if split_url(url).scheme != "https" and not is_loopback(url_host(url)):
         raise ValueError("must begin with https://, because it gets a key and prompts (http on this machine only)")
     return url
 

@@ -6,7 +6,6 @@ A change of these settings needs a restart; settings that change at run time are
 from __future__ import annotations
 
 import re
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -22,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from router.addresses import read_host
+from router.addresses import is_loopback, read_host
 from router.admission.admission_queue import AdmissionConfig
 from router.admission.tenant import Slo, SloKey
 from router.config.index_schema import Index, Publish
@@ -136,14 +135,6 @@ class AdminListen(Strict):
         return value
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to the host."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _extra_path(path: str) -> str:
     if changes_engine(path):
         raise ValueError("changes the engine for all clients; if every client may do that, name it in `control_paths`")
@@ -162,7 +153,7 @@ def _cors_origin(value: str) -> str:
     return value
 
 
-_HeaderName = Annotated[str, AfterValidator(_header_name)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 
 
 class Edge(Strict):
@@ -185,7 +176,7 @@ class Edge(Strict):
     are never forwarded unless they are named here; a request changes one pod only."""
     cors_origins: tuple[Annotated[str, AfterValidator(_cors_origin)], ...] = ()
     """Origins of web pages that may call the router from a browser, such as https://chat.example.com, or "*"."""
-    session_headers: tuple[_HeaderName, ...] = (
+    session_headers: tuple[HeaderName, ...] = (
         *("x-session-id", "session-id", "x-claude-code-session-id", "x-opencode-session", "x-dynamo-session-id"),
     )
     """Headers with the id of a client's session; the first that is present counts, before `session_id` and
@@ -194,7 +185,7 @@ class Edge(Strict):
     """A stream that waits longer for its first token gets its head and a comment, then one each time: gateways that cut
     silent connections keep it. Anthropic's API has the event `ping` for that. The status is 200 by then, so an error is
     an event, and SDKs do not try again. Null: never."""
-    tenant_header: _HeaderName = "x-tenant-id"
+    tenant_header: HeaderName = "x-tenant-id"
     """Header with the name of the tenant, where no `tenants` are configured: any client may send any. With them,
     the key decides."""
 

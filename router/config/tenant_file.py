@@ -30,7 +30,7 @@ from typing import Annotated, Literal
 import structlog
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from router.addresses import split_url, url_host
+from router.addresses import is_loopback, split_url, url_host
 from router.admission.jwt_verifier import Issuer
 from router.admission.quotas import Quota
 from router.admission.tenant import MAX_WEIGHT, KeyGrant, SloKey, Tenant, Tenants, allowed_names, salt_of
@@ -50,14 +50,13 @@ _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 _FORM = "must be the SHA-256 of a key (64 hex digits), then optionally `until DATE`; `warmroute tenants key` prints it"
 
 _Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _Text = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 def provider_url(value: str) -> str:
     """The URL of an identity provider, unchanged. Raises `ValueError`."""
     parts, host = split_url(value), url_host(value)
-    is_secure = host and (parts.scheme == "https" or (parts.scheme == "http" and host in _LOCAL_HOSTS))
+    is_secure = host and (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host)))
     if not is_secure or not value.isprintable() or " " in value or parts.fragment or "@" in parts.netloc:
         raise ValueError("must look like https://host/path, without user name and password (http on this machine only)")
     return value

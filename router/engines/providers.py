@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from router.engines.adapter import EngineAdapter
+from router.errors import DECODE_ERRORS
 from router.types import Endpoint, InferenceRequest
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -30,6 +31,14 @@ class ProviderApi:
     headers: frozenset[bytes]
     key_header: tuple[bytes, bytes]
     defaults: Mapping[bytes, bytes]
+    tools: tuple[str, ...]
+    """How the types of tools begin that clients run. Those that a provider runs cost more than their tokens."""
+
+    def headers_with(self, key: str, given: Mapping[bytes, bytes] | None = None) -> list[tuple[bytes, bytes]]:
+        """What authenticates a request with this key, and what is known of the headers of a client."""
+        known = {name: value for name, value in (given or {}).items() if name in self.headers}
+        name, form = self.key_header
+        return [*{**self.defaults, **known}.items(), (name, form % key.encode())]
 
 
 PROVIDER_APIS: Mapping[str, ProviderApi] = {
@@ -49,6 +58,7 @@ PROVIDER_APIS: Mapping[str, ProviderApi] = {
         frozenset({b"openai-beta"}),
         (b"authorization", b"Bearer %b"),
         {},
+        ("function", "custom", "local_shell"),
     ),
     "anthropic": ProviderApi(
         {
@@ -58,6 +68,7 @@ PROVIDER_APIS: Mapping[str, ProviderApi] = {
         frozenset({b"anthropic-beta", b"anthropic-version"}),
         (b"x-api-key", b"%b"),
         {b"anthropic-version": b"2023-06-01"},
+        ("custom", "bash_", "text_editor_", "computer_", "memory_"),
     ),
 }
 
@@ -68,9 +79,25 @@ class HostedEngine(EngineAdapter):
     lack_answers = ()
 
 
+class _Tool(msgspec.Struct):
+    type: str = ""
+
+
+_TOOLS = msgspec.json.Decoder(list[msgspec.Raw])
+_TOOL = msgspec.json.Decoder(_Tool)
+
+
+def _run_by_clients(tools: msgspec.Raw, api: ProviderApi) -> list[msgspec.Raw]:
+    try:
+        kinds = [(_TOOL.decode(tool).type, tool) for tool in _TOOLS.decode(tools)]
+    except DECODE_ERRORS:
+        return []
+    return [tool for kind, tool in kinds if not kind or kind.startswith(api.tools)]
+
+
 def provider_body(request: InferenceRequest, api: ProviderApi, model: str) -> bytes:
-    """The body for a provider: with the fields that it knows, and its name of the model. A stream is asked for its
-    usage, and no response is kept there: nobody would find it again."""
+    """The body for a provider: with the fields that it knows, the tools that clients run, and its name of the model. A
+    stream is asked for its usage, and no response is kept there: nobody would find it again."""
     known = api.fields[request.endpoint]
     fields: dict[str, Any] = {name: value for name, value in _OBJECT.decode(request.body).items() if name in known}
     fields.pop("stream_options", None)
@@ -80,4 +107,9 @@ def provider_body(request: InferenceRequest, api: ProviderApi, model: str) -> by
             fields["stream_options"] = _WITH_USAGE
     if "store" in known:
         fields["store"] = False
+    if "tools" in fields:
+        fields["tools"] = _run_by_clients(fields["tools"], api)
+        if not fields["tools"]:
+            del fields["tools"]
+            fields.pop("tool_choice", None)
     return msgspec.json.encode({**fields, "model": model})

@@ -1,7 +1,7 @@
-"""Wakes a pod that sleeps when requests would wait for longer than that takes: because no pod of its model is ready, or
-because the prompts ahead on each that is take longer.
+"""Wakes a pod that sleeps when requests would wait for longer than a wake-up takes: no pod of its model is ready, or
+the prompts ahead on every ready pod take longer.
 
-One pod of a model is woken at a time, in the same order by all routers. A pod that is woken twice notices nothing.
+One pod of a model is woken at a time, in the same order by all routers. A second wake-up of a pod has no effect.
 """
 
 from __future__ import annotations

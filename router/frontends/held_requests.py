@@ -20,8 +20,8 @@ from router.fleet.fleet import Fleet
 from router.frontends.fair_turns import FairTurns
 from router.policy.eligible import ready_pods
 from router.request.context import RequestContext
-from router.request.fallbacks import usable
-from router.request.hosted import Hosted
+from router.request.fallbacks import fallbacks_of, with_reasons
+from router.request.hosted import Hosted, NotAsked
 
 CHECK_S = 1.0
 """Time between two looks at the fleet: models and adapters of pods change without a change of state."""
@@ -51,9 +51,17 @@ class HeldRequests:
     def unserved(self, context: RequestContext, hosted: Hosted) -> NoReadyPod | None:
         """Why a request should wait although pods have its model: none of them is ready, and no fallback can serve."""
         model = context.request.adapter or context.request.model
-        if self._is_served(model) or any(usable(context, self.fleet, hosted, 0, monotonic())):
+        if context.stored_pod or self._is_served(model):
             return None
-        return NoReadyPod(f"No pod that serves `{model}` is ready; retry later.", model=model)
+        found = [one for _, one in fallbacks_of(context, self.fleet, hosted, 0, monotonic())]
+        not_asked = [one for one in found if isinstance(one, NotAsked)]
+        if len(not_asked) < len(found):
+            return None
+        error = NoReadyPod(
+            f"No pod that serves `{model}` is ready; retry later.", model=model, stream=context.request.stream
+        )
+        with_reasons(error, not_asked)
+        return error
 
     async def wait(self, error: NoReadyPod, admitted: Admitted, size_bytes: int, until_s: float) -> None:
         """Returns when a pod serves the model of the error. Raises the error where the request cannot wait."""
@@ -90,12 +98,10 @@ class HeldRequests:
             self._starts_s[model] = asyncio.get_running_loop().time() - since_s
 
     def _is_served(self, model: str) -> bool:
-        found = ready_pods(self.fleet.snapshot, model)
-        return bool(found.direct or (found.prefill and found.decode))
+        return ready_pods(self.fleet.snapshot, model).can_serve
 
     def _refused(self, error: NoReadyPod, now_s: float) -> NoReadyPod:
         """The error with the time after which a pod is expected."""
         elapsed_s = now_s - self._since_s.get(error.model, now_s)
-        found = NoReadyPod(str(error), model=error.model)
-        found.retry_after_s = max(self._starts_s.get(error.model, 0.0) - elapsed_s, MIN_RETRY_S)
-        return found
+        error.retry_after_s = max(self._starts_s.get(error.model, 0.0) - elapsed_s, MIN_RETRY_S)
+        return error

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from router.decision import Candidate, ProviderOffer, RouteDecision
+from router.decision import Candidate, RouteDecision
 from router.policy.recording import RecordedScene
 from router.policy.spec import Policy
 from router.types import PromptPrefix
@@ -40,7 +40,7 @@ class RecordedDecision(msgspec.Struct, kw_only=True, gc=False):
     candidates: tuple[Candidate, ...]
     candidate_count: int
     reason: str
-    providers: tuple[ProviderOffer, ...] = ()
+    providers: tuple[Candidate, ...] = ()
     """What would serve the request if no pod could; known of previews."""
     prompt: Mapping[str, Any] | None = None
     """Only with `receipts.prompts`, until the request has ended."""

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import msgspec
 import structlog
 
-from router.decision import Candidate, ProviderOffer
+from router.decision import Candidate
 from router.observe.changes import Change
 from router.observe.ended import Ended, Failure, RecordedDecision
 from router.policy.decide import expected_ttft_ms
@@ -117,7 +117,12 @@ def receipt(ended: Ended, *, prompt: PromptPrefix | None = None) -> Receipt:
         predicted_cached_tokens=served.cached_tokens if served else None,
         phases_ms={phase: taken_s * 1000 for phase, taken_s in ended.phases_s.items()},
     )
-    return found if ended.decision is None else _decided(found, ended.decision, served)
+    if ended.decision is not None:
+        return _decided(found, ended.decision, served)
+    if served is None:
+        return found
+    known = {"tenant": ended.tenant, "workload": ended.workload, "policy": ended.policy}
+    return msgspec.structs.replace(found, **known, candidates=(priced(served),), candidate_count=1)
 
 
 def decision_receipt(kept: RecordedDecision) -> Receipt:
@@ -151,7 +156,7 @@ def _decided(found: Receipt, kept: RecordedDecision, served: Candidate | None) -
 class Explained(msgspec.Struct, frozen=True, omit_defaults=True):
     explanation: Explanation
     receipt: Receipt
-    providers: tuple[ProviderOffer, ...] = ()
+    providers: tuple[PricedPlan, ...] = ()
     """What else could serve it, in the order of its name's fallbacks; known of previews."""
 
 
@@ -159,19 +164,20 @@ def explained(kept: RecordedDecision, ended: Ended | None = None) -> Explained:
     """The response of `/admin/explain`."""
     found = receipt(ended) if ended else decision_receipt(kept)
     why = explain(kept.scene.scene(), kept.policy, found.candidates, kept.candidate_count, kept.reason)
-    return Explained(why, found, kept.providers)
+    return Explained(why, found, tuple(map(priced, kept.providers)))
 
 
 def explained_later(found: Receipt, scene: RecordedScene | None, policy: Policy | None) -> Explained:
-    """The same for a line of a file. Without its scene, or that version of its policy, it has the recorded prices
-    alone, and names what is missing."""
+    """The same for a line of a file, and for a request that a provider served. Without its scene, or that version of
+    its policy, it has the recorded prices alone, and names what is missing."""
     plans, version = found.candidates, found.policy_version
     if scene and policy and policy.version == version:
         return Explained(explain(scene.scene(), policy, plans, found.candidate_count, found.reason), found)
     missing = f"version {version} of the policy in --policies" if scene else "receipts.replay_data"
     columns = tuple(Column(plan, ()) for plan in plans)
-    nobody = "No pod was chosen." if found.money is None else f"Provider {found.model} served it."
-    why = f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}." if plans else nobody
+    why = f"Provider {found.model} served it." if found.money is not None else "No pod was chosen."
+    if plans and found.money is None:
+        why = f"{plans[0].choice}, by {found.reason}. Inputs and formulas need {missing}."
     return Explained(
         Explanation(
             found.id, found.model, found.policy, version, found.reason, why, found.candidate_count, (), (), columns

@@ -19,7 +19,7 @@ import msgspec
 from router.decision import RouteDecision
 from router.errors import shortened
 from router.observe.ended import Ended, RecordedDecision
-from router.observe.receipts import ReceiptWriter
+from router.observe.receipts import Explained, ReceiptWriter, explained, explained_later, receipt
 from router.policy.recording import record as record_scene
 from router.policy.spec import Policy
 from router.types import PromptPrefix, Scene
@@ -76,6 +76,8 @@ class RecentDecisions:
     writer: ReceiptWriter | None = None
     on_decided: Callable[[RecordedDecision], None] | None = None
     _kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    _hosted: OrderedDict[str, Ended] = field(default_factory=OrderedDict)
+    """The last `size` requests that providers served."""
 
     def record(
         self, scene: Scene, decision: RouteDecision, policy: Policy, at_s: float, workload: str = ""
@@ -99,6 +101,8 @@ class RecentDecisions:
         if self.writer is not None:
             self.writer.write(ended, prompt)
         if decision is None:
+            if ended.fallback:
+                self._fell_back(ended)
             return
         if (kept := self._kept.get(ended.id)) is not None and kept[0] is decision:
             self._kept[ended.id] = decision, ended
@@ -106,8 +110,23 @@ class RecentDecisions:
             decision.excerpt = excerpt(decision.prompt)
             decision.prompt = None  # a thousand prompts have no bound
 
+    def _fell_back(self, ended: Ended) -> None:
+        """The decision about the target, if there was one, is not that of this request any more."""
+        self._kept.pop(ended.id, None)
+        if ended.served is not None and self.size:
+            self._hosted[ended.id] = ended
+            if len(self._hosted) > self.size:
+                self._hosted.popitem(last=False)
+
     def find(self, request_id: str) -> Kept | None:
         return self._kept.get(request_id)
+
+    def explained(self, request_id: str) -> Explained | None:
+        """Why a request was served as it was; None if that is not known any more."""
+        if (kept := self.find(request_id)) is not None:
+            return explained(*kept)
+        ended = self._hosted.get(request_id)
+        return None if ended is None else explained_later(receipt(ended), None, None)
 
     def in_flight_tokens(self) -> dict[str, int]:
         """Prompt tokens by tenant of requests that have not ended, of the latest `MAX_DECISIONS`."""

@@ -164,7 +164,7 @@ class ShadowCaches:
         self._metrics = metrics
         self._gpus = gpus
         self._capacity_tokens = capacity_tokens
-        self._pending: list[tuple[RecordedDecision, Ended | None, Sequence[BlockHash]]] = []
+        self._pending: list[tuple[RecordedDecision | None, Ended | None, Sequence[BlockHash]]] = []
         self._caches: dict[tuple[str, PodId], ShadowCache] = {}
         self._placed: dict[str, tuple[Pod, Pod, int]] = {}
         """By request in flight, the pods of the alternatives, and its tokens."""
@@ -187,6 +187,8 @@ class ShadowCaches:
 
     def ended(self, ended: Ended, prompt: PromptPrefix | None) -> None:
         kept = ended.decision
+        if kept is None and ended.fallback:
+            self._pending.append((None, ended, ()))
         if kept is None or not kept.scene.key:
             return
         if ended.result == "ok" and ended.served is not None:
@@ -204,7 +206,7 @@ class ShadowCaches:
         """All that is pending, in parts of about a millisecond. Then it counts."""
         pending, self._pending, done, before = self._pending, [], 0, self._requests
         for kept, ended, hashes in pending:
-            if ended is None:
+            if ended is None and kept is not None:
                 self._place(kept)
             done += 8 + (self._end(kept, ended, hashes) if ended is not None else 0)
             if done > SLICE_ENTRIES:
@@ -248,12 +250,15 @@ class ShadowCaches:
         equal = [status.pod for load, status in zip(loads, compared, strict=True) if load == least]
         return max(equal, key=lambda pod: rendezvous(key, pod.id))
 
-    def _end(self, kept: RecordedDecision, ended: Ended, hashes: Sequence[BlockHash]) -> int:
-        """Returns the number of entries of its prompt."""
-        facts, served = kept.scene, ended.served
-        in_turn, least, tokens = self._placed.pop(facts.request_id, (None, None, 0))
+    def _end(self, kept: RecordedDecision | None, ended: Ended, hashes: Sequence[BlockHash]) -> int:
+        """Returns the number of entries of its prompt. `kept`: None where no pod served it in the end."""
+        in_turn, least, tokens = self._placed.pop(ended.id, (None, None, 0))
         if in_turn is None or least is None:
             return 0
+        if kept is None:
+            self._outstanding[least.id].tokens -= tokens
+            return 0
+        facts, served = kept.scene, ended.served
         until_s = facts.now_s + ended.at_s - kept.at_s + ended.e2e_ms / 1000
         self._requests += 1
         if ended.result != "ok" or served is None or not facts.prompt_tokens or not hashes:

@@ -31,6 +31,10 @@ class Eligible:
     prefill: list[PodStatus]
     decode: list[PodStatus]
 
+    @property
+    def can_serve(self) -> bool:
+        return bool(self.direct or (self.prefill and self.decode))
+
 
 @dataclass(frozen=True, slots=True)
 class _Serving:

@@ -37,6 +37,8 @@ class PricedPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     ttft_ms: float
     cached_tokens: int = 0
     handoff_tokens: int = 0
+    money: float | None = None
+    """What a provider takes."""
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -75,9 +77,8 @@ class Explanation(msgspec.Struct, frozen=True):
 def priced(candidate: Candidate) -> PricedPlan:
     plan, cost = candidate.plan, candidate.cost
     handoff_tokens = plan.handoff_tokens if isinstance(plan, Split) else 0
-    return PricedPlan(
-        choice_of(plan), cost.parts, cost.total_ms, expected_ttft_ms(cost), candidate.cached_tokens, handoff_tokens
-    )
+    times = cost.parts, cost.total_ms, expected_ttft_ms(cost)
+    return PricedPlan(choice_of(plan), *times, candidate.cached_tokens, handoff_tokens, candidate.money)
 
 
 def explain(scene: Scene, policy: Policy, plans: Sequence[PricedPlan], count: int, reason: str) -> Explanation:

@@ -69,6 +69,10 @@ class RequestContext(msgspec.Struct, eq=False):
     """When the latest attempt began."""
     tries: int = 0
     failures: tuple[Failure, ...] = ()
+    failed_before: int = 0
+    """Number of those of other models, before it began again."""
+    pods_failed: int = 0
+    """Attempts that failed after a pod received the request, by all models: it may be the cause."""
     continued: tuple[str, ...] = ()
     """How each later pod continued the stream."""
     answered_tokens: int = 0
@@ -120,8 +124,7 @@ class RequestContext(msgspec.Struct, eq=False):
         self.request, self.reader = request, ResponseReader(self.reader.format)
         self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
         self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
-        self.compared = ()
-        self._split_refusal = None
+        self.compared, self._split_refusal, self.failed_before = (), None, len(self.failures)
 
     def ask_no_usage(self) -> None:
         """Send the body without what only the router has asked for."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # a connection needs the client's side alone, and no core
     from router.admission.admission_queue import AdmissionQueue
     from router.admission.fair_order import Waiting
     from router.admission.tenant import Tenant
-    from router.config.provider_schema import Provider
     from router.decision import Candidate
     from router.errors import RouterError
     from router.index.stored_responses import StoredResponse
@@ -80,13 +79,8 @@ class Effects(Turns, Protocol):
         """Wait until shares of quotas have been exchanged with other processes."""
 
     def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> Awaitable[None]:
-        """Send the request to the pods of a candidate, which is booked, and relay the response. Raises
+        """Send the request to the pods of a candidate, or to its provider, and relay the response. It is booked. Raises
         `UpstreamError`."""
-
-    def ask(self, provider: Provider, tracker: Tracker, client: Downstream) -> Awaitable[None]:
-        """Send the request to a provider, and relay the response. Raises `UpstreamError`. Not of fronts that are
-        built without providers."""
-        raise AssertionError("this front has no providers")
 
     def answer(self, pieces: Iterator[bytes], request_id: str, client: Downstream) -> Awaitable[None]:
         """Send the router's own response."""

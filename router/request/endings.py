@@ -251,8 +251,9 @@ def usage_of(context: RequestContext, counted: int | None, unseen_tokens: int = 
     complete, and never less than what the client has received. `unseen_tokens`: what the pod has probably generated and
     not sent."""
     reader, served, estimated = context.reader, context.candidate, list[str]()
-    failed_before = context.status == 0 and bool(context.failures) and len(context.failures) >= context.tries
-    if served is None or context.status >= 400 or failed_before:
+    failures = len(context.failures) - context.failed_before
+    has_failed = context.status == 0 and 0 < failures >= context.tries
+    if served is None or context.status >= 400 or has_failed:
         return UsedTokens()
     reported, cached_tokens = counted_prompt_tokens(context), context.cached_tokens
     prompt = context.prompt_tokens if reported is None else reported

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
 
 from router.admission.tenant import Tenant
 from router.apis.chat_rules import MAX_SEARCHED_BYTES, concerned_by
-from router.config.provider_schema import Provider
-from router.decision import Candidate
+from router.decision import Candidate, RouteDecision
 from router.engines.engine_catalog import ENGINES, accepts_salt
 from router.errors import RouterError, UpstreamError
 from router.observe.counters import Counters
@@ -34,9 +32,9 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-from router.request.fallbacks import CANNOT_SERVE, may_fall_back, received, refused, usable, with_reasons
+from router.request.fallbacks import CANNOT_SERVE, fallbacks_of, may_fall_back, with_reasons
 from router.request.fleet_state import Clock, FleetState
-from router.request.hosted import HostedModel, Refusal
+from router.request.hosted import HostedModel, NotAsked, money_taken, request_for
 from router.request.inbound import Head, HeaderList
 from router.request.queues import QueueSettings, RequestQueues
 from router.request.quota_charges import QuotaCharges
@@ -123,10 +121,13 @@ class Core:
                 except RouterError as error:
                     if client.started or not context.request.fallbacks:
                         raise
-                    if not await self._falls_back(context, error, client, do):
+                    again = await self._fallback(context, error, client, do)
+                    if again is None:
                         return
+                    context.begin_again(again)
         except RouterError as error:
             self.endings.failed(context, error, has_answered=client.started)
+            error.__traceback__ = None  # else a cycle with a frame that keeps the body
             raise
         except Exception:
             raise
@@ -136,35 +137,37 @@ class Core:
         finally:
             self.endings.end(context, was_slow=client.was_slow)
 
-    async def _falls_back(self, context: RequestContext, error: RouterError, client: Downstream, do: Effects) -> bool:
-        """Go on with the first fallback that can serve. False if a provider has served the request; True if it has
-        become one for another model. Raises the error, or that of the last provider, where there is none."""
-        request, fleet, hosted = context.request, self.state.fleet, self.rules.hosted
-        now_s, refusals = self.clock.now_s(), list[Refusal]()
+    async def _fallback(
+        self, context: RequestContext, error: RouterError, client: Downstream, do: Effects
+    ) -> InferenceRequest | None:
+        """The request by the first fallback that can serve it: another model; None if a provider has served it. Raises
+        the error, or that of the last provider, where there is none."""
+        request, fleet, not_asked = context.request, self.state.fleet, list[NotAsked]()
         if not may_fall_back(context, error):
             raise error
-        for number, found in usable(context, fleet, hosted, received(context), now_s):
+        found = fallbacks_of(context, fleet, self.rules.hosted, context.pods_failed, self.clock.now_s())
+        for number, one in found:
             left = request.fallbacks[number:]
-            if isinstance(found, HostedModel):
+            if isinstance(one, NotAsked):
+                not_asked.append(one)
+            elif isinstance(one, HostedModel):
                 try:
-                    asked = partial(found.request, request, left, error.code)
-                    if (refusal := await self._serve_hosted(context, found, asked, client, do)) is None:
-                        return False
-                    refusals.append(refusal)
+                    asked = partial(request_for, one.provider, request, left, error.code)
+                    if (refusal := await self._serve_hosted(context, one, asked, client, do)) is None:
+                        return None
+                    not_asked.append(refusal)
                 except UpstreamError as failed:
                     if client.started:
                         raise
-                    error = failed
-                continue
-            if self.charges is not None:
-                self.charges.withdraw(context)
-            salts = accepts_salt(fleet.snapshot, request.fallbacks[number - 1], request.endpoint)
-            context.begin_again(await do.in_thread(partial(for_model, request, found, left, error.code, salts=salts)))
-            return True
-        refusals += refused(context, request.fallbacks, hosted, now_s)
-        for one in refusals:
-            self.counters.provider_refused(one.provider, one.code)
-        raise with_reasons(error, refusals)
+                    error = failed.with_traceback(None)
+            else:
+                if self.charges is not None:
+                    self.charges.withdraw(context)
+                salts = accepts_salt(fleet.snapshot, one[1] or one[0], request.endpoint)
+                return await do.in_thread(partial(for_model, request, one, left, error.code, salts=salts))
+        for refusal in not_asked:
+            self.counters.provider_refused(refusal.provider, refusal.code)
+        raise with_reasons(error, not_asked)
 
     async def _serve_hosted(
         self,
@@ -173,13 +176,13 @@ class Core:
         asked: Callable[[], InferenceRequest],
         client: Downstream,
         do: Effects,
-    ) -> Refusal | None:
+    ) -> NotAsked | None:
         """Have a provider serve the request that `asked` makes, or return which budget does not allow it. Raises
         `RouterError`."""
-        charges, tokens, failure = self.charges, context.prompt_tokens, None
+        charges, tokens = self.charges, context.prompt_tokens
         assert charges is not None
-        spending = await charges.spend(context, one, do)
-        if isinstance(spending, Refusal):
+        spending = await charges.spend(context, one.provider, do)
+        if isinstance(spending, NotAsked):
             return spending
         charges.withdraw(context)
         try:
@@ -188,35 +191,32 @@ class Core:
             if context.tenant.quotas:
                 await charges.begin(context, do)
             output_tokens = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)
-            context.decision = one.decision(context, output_tokens)
+            context.decision = RouteDecision("provider", "", (one.candidate(context, output_tokens),), "fallback")
             if context.hold is not None:
                 await charges.charge(context, output_tokens, do)
-            tracker = Tracker(context, self.state, self.rules, self.counters)
-            await self.attempts(tracker, client, do, one.provider)
+            await self.attempts(Tracker(context, self.state, self.rules, self.counters), client, do)
         except BaseException as error:
-            failure = error
+            charges.spent(spending, self._cost(one, context, error))
             raise
-        finally:
-            now_s = self.clock.now_s()
-            money = one.ended(context, self.endings.used(context, now_s), failure, now_s)
-            charges.spent(spending, money)
+        charges.spent(spending, self._cost(one, context, None))
         return None
 
-    async def attempts(
-        self, tracker: Tracker, client: Downstream, do: Effects, provider: Provider | None = None
-    ) -> None:
+    def _cost(self, one: HostedModel, context: RequestContext, error: BaseException | None) -> float | None:
+        """The money that an attempt has cost, which ended with this error; None if that is unknown. Learns from it."""
+        now_s = self.clock.now_s()
+        one.learn(context, error, now_s)
+        return money_taken(one.provider, context, self.endings.used(context, now_s), error)
+
+    async def attempts(self, tracker: Tracker, client: Downstream, do: Effects) -> None:
         """Try candidates until one has responded. Each is booked before the first await, and released in any case.
-        `provider`: it is the only one. Raises the error of the last one."""
+        Raises the error of the last one."""
         now_s = self.clock.now_s
         try:
             candidate: Candidate | None = tracker.first(now_s())
             while candidate is not None:
                 self.begin(tracker, candidate, do)
                 try:
-                    if provider is None:
-                        await do.attempt(tracker, candidate, client)
-                    else:
-                        await do.ask(provider, tracker, client)
+                    await do.attempt(tracker, candidate, client)
                     return
                 except UpstreamError as error:
                     tracker.release(now_s())
@@ -257,15 +257,17 @@ class Core:
         head = Head(id=request.id, method="POST", target=b"", headers=headers)
         context = RequestContext(request, head, Phases(self.clock.now_s()), tenant_of(request.tenant))
         await self._read(context, do, None)
-        found = usable(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        found = fallbacks_of(context, self.state.fleet, self.rules.hosted, 0, self.clock.now_s())
+        can_serve = [(number, one) for number, one in found if not isinstance(one, NotAsked)]
         try:
             kept = self.decisions.preview(context)
         except CANNOT_SERVE as error:
-            for number, _ in islice(found, 1):
+            for number, _ in can_serve[:1]:
                 error.args = (f"{error} Its fallback `{request.fallbacks[number - 1]}` would serve it.",)
             raise
         output_tokens = self.state.output_lengths.charged_tokens(request, request.tenant)
-        kept.providers = tuple(one.offer(context, output_tokens) for _, one in found if isinstance(one, HostedModel))
+        providers = (one for _, one in can_serve if isinstance(one, HostedModel))
+        kept.providers = tuple(one.candidate(context, output_tokens) for one in providers)
         return kept
 
     async def _read(self, context: RequestContext, do: Effects, owner: str | None) -> None:

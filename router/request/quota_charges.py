@@ -10,21 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import ceil, inf
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from router.admission.meter import KEPT_S, Meter
+from router.admission.meter import KEPT_S, Meter, in_units
 from router.admission.quotas import Applied, Hold, Quotas, Short
 from router.admission.tenant import Tenant
 from router.apis.api import Conventions
+from router.config.provider_schema import Provider
 from router.endpoints import Endpoint
 from router.errors import QuotaExceeded
 from router.observe.ended import UsedTokens
 from router.request.context import RequestContext
 from router.request.effects import Effects
 from router.request.fleet_state import Clock
-from router.request.hosted import HostedModel, Refusal, in_units
+from router.request.hosted import NotAsked, most_money
 from router.request.inbound import HeaderList
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ class QuotaCharges:
         return self.quotas.begin(tenant.name, tenant.quotas, *names)
 
     def withdraw(self, context: RequestContext) -> None:
-        """Before `begin` with another model."""
+        """Count a request no longer, before it begins again with another model."""
         if context.hold is not None:
             self.quotas.withdraw(context.hold, self.clock.now_s())
             context.hold = None
@@ -89,22 +90,21 @@ class QuotaCharges:
             )
         context.limit_headers = limit_headers(context.request.endpoint, hold.applied, now_s, self.clock.unix_s())
 
-    async def spend(self, context: RequestContext, one: HostedModel, do: Effects) -> Spending | Refusal:
+    async def spend(self, context: RequestContext, provider: Provider, do: Effects) -> Spending | NotAsked:
         """Count the most that the request can cost at a provider, in its budget and that of the tenant."""
-        tenant, request, provider = context.tenant, context.request, one.provider
+        tenant, request = context.tenant, context.request
         meters = self.quotas.money_of(provider.pod.id, provider.quotas, provider.name)
         meters = [*meters, *self.quotas.money_of(tenant.name, tenant.quotas, provider.name, request.name)]
-        amount = in_units(one.most_money(context))
+        amount = in_units(most_money(provider, context))
         short = self.quotas.spend(meters, amount, self.clock.now_s())
         if short is not None:
-            again = partial(self.quotas.spend, meters, amount)
-            short = await self._waited(short, lambda: again(self.clock.now_s()), do)
+            short = await self._waited(short, lambda: self.quotas.spend(meters, amount, self.clock.now_s()), do)
         if short is None:
             return Spending(meters, int(self.clock.now_s()), amount)
         is_own = short.meter == meters[0].key
         code, whose = ("budget", "its budget") if is_own else ("tenant_budget", "your budget for providers")
         why = f"Provider {provider.name} is not asked, because {whose} of this hour is used."
-        return Refusal(provider.name, code, why)
+        return NotAsked(provider.name, code, why)
 
     def spent(self, spending: Spending, money: float | None) -> None:
         """Replace the most by what a request has cost; None: unknown."""

@@ -20,7 +20,7 @@ from router.engines.engine_catalog import accepts_salt
 from router.errors import DECODE_ERRORS, MalformedRequest, NoReadyPod, UnknownModel, not_json, shortened
 from router.fleet.fleet import Fleet
 from router.prompt.completion import number_of_prompts
-from router.request.hosted import STAYS, Hosted
+from router.request.hosted import Hosted
 from router.request.parse import (
     PARSERS,
     has_engine_fields,
@@ -92,8 +92,9 @@ class RequestReader:
         model, target = (parsed and parsed.model) or given_model or self._only_model(tenant), _NO_NAME
         if self._names is not None:
             key = conversation_key(session, owner, parsed, body)
-            target = self._served(self._chosen(model, stored_model, named, tenant, owner, key))
-        base, adapter = self._resolve(target.model or model, tenant, target, endpoint)
+            target = self._chosen(model, stored_model, named, tenant, owner, key)
+        usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
+        base, adapter = self._resolve(target.model or model, tenant, target, endpoint, streams)
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
@@ -106,7 +107,6 @@ class RequestReader:
                 body = appended(body, b'"%b":"%b"' % (_SALT.encode(), salt.encode()))
             elif parsed or may_be_json_object(body):
                 body = with_field(body, _SALT, salt)
-        usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
         if parsed and streams and endpoint in WITH_USAGE and sees_response:
             usage, body = _asked_usage(parsed.stream_options, body)
         prompts = number_of_prompts(parsed.prompt) if endpoint is Endpoint.COMPLETIONS and parsed else 1
@@ -141,8 +141,9 @@ class RequestReader:
     def _chosen(
         self, asked: str, stored_model: str, named: Mapping[bytes, bytes], tenant: Tenant, owner: str, key: int
     ) -> _Target:
-        """What a client asks for, in the conversation with this key. Raises `UnknownModel` if the tenant may not use
-        the name, or any of its models."""
+        """What a client asks for, in the conversation with this key: if no pod serves that, the first fallback that one
+        serves, unless a provider is before it. Raises `UnknownModel` if the tenant may not use the name, or any of its
+        models."""
         assert self._names is not None
         if len(asked) > MAX_NAME_CHARACTERS:
             raise self._unknown(asked, tenant)
@@ -159,31 +160,26 @@ class RequestReader:
                 fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
         if not stored_model and (name or is_model):
             self._names.recent.append(NameChoice(asked, name, model, owner, key))
-        return _Target(model, name, fallbacks)
-
-    def _served(self, target: _Target) -> _Target:
-        """The same, or its first fallback that a pod serves, if none serves the target and no provider is before it."""
-        for number, model in enumerate(target.fallbacks if self._fleet.resolve(target.model) is None else (), 1):
-            if model in self.hosted:
+        for number, one in enumerate(fallbacks if self._fleet.resolve(model) is None else (), 1):
+            if one in self.hosted:
                 break
-            if self._fleet.resolve(model) is not None:
-                return _Target(model, target.name, target.fallbacks[number:], NoReadyPod.code)
-        return target
+            if self._fleet.resolve(one) is not None:
+                return _Target(one, name, fallbacks[number:], NoReadyPod.code)
+        return _Target(model, name, fallbacks)
 
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
 
-    def _resolve(self, model: str, tenant: Tenant, target: _Target, endpoint: Endpoint) -> tuple[str, str]:
+    def _resolve(
+        self, model: str, tenant: Tenant, target: _Target, endpoint: Endpoint, stream: bool
+    ) -> tuple[str, str]:
         """Base model and adapter. One that the tenant may not use does not exist for it. `target`: what it became of,
         if that is another name."""
         found = self._fleet.resolve(model)
         if found is None and (target.name or model in self._configured) and tenant.may_use(model, ""):
-            found_hosted = filter(None, map(self.hosted.get, target.fallbacks))
-            providers = [one.provider.name for one in found_hosted if one.serves(endpoint)]
-            if providers and not tenant.data_stays:
-                return model, ""
-            why = " ".join(["", *map(STAYS.format, providers)])
-            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.{why}", model=model)
+            if any(one in self.hosted and self.hosted[one].serves(endpoint) for one in target.fallbacks):
+                return model, ""  # a provider may serve it
+            raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model, stream=stream)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")
         if found is None or not tenant.may_use(*found):

@@ -34,8 +34,9 @@ from router.request.booking import AttemptPredictions, Booking
 from router.request.context import RequestContext
 from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import MOVED
-from router.request.fallbacks import usable
+from router.request.fallbacks import fallbacks_of
 from router.request.fleet_state import FleetState
+from router.request.hosted import NotAsked
 from router.request.inbound import EVENT_STREAM, JSON, HeaderList, media_type
 from router.request.response_reader import has_early_error
 from router.request.usage_filter import UsageFilter
@@ -105,12 +106,13 @@ class Tracker:
     @property
     def is_last(self) -> bool:
         """Whether nothing else may be tried once a pod has received this attempt: no candidate, and no fallback."""
-        context, tried = self.context, len(self.context.suspects) + 1
+        context, tried = self.context, self.context.pods_failed + 1
         if not context.repeatable:
             return True
-        fleet, hosted = self._state.fleet, self._rules.hosted
-        has_fallback = bool(context.request.fallbacks) and any(usable(context, fleet, hosted, tried, context.sent_s))
-        return not has_fallback and (tried >= MAX_FAILED_ATTEMPTS or self._next() is None)
+        if tried < MAX_FAILED_ATTEMPTS and self._next() is not None:
+            return False
+        left = fallbacks_of(context, self._state.fleet, self._rules.hosted, tried, context.sent_s)
+        return all(isinstance(one, NotAsked) for _, one in left)
 
     def _next(self) -> Candidate | None:
         """The next usable candidate, preferably one without pods that failed this request; None if there is none."""
@@ -145,8 +147,8 @@ class Tracker:
 
     def _may_retry(self, error: UpstreamError, now_s: float) -> bool:
         """Whether another candidate may be tried after this failure. Each call may spend retry budget."""
-        rule, suspects = retry_rule(error, bytes_sent=self.context.has_sent), self.context.suspects
-        if suspects and (len(suspects) >= MAX_FAILED_ATTEMPTS or not self.context.repeatable):
+        rule, failed = retry_rule(error, bytes_sent=self.context.has_sent), self.context.pods_failed
+        if failed and (failed >= MAX_FAILED_ATTEMPTS or not self.context.repeatable):
             return False
         allowed = rule is Retry.ALWAYS or (rule is Retry.IN_BUDGET and self._rules.budget.spend(now_s))
         if allowed:
@@ -464,6 +466,7 @@ class Tracker:
             breaker.doubt(error.pod, context.client, now_s)
         if not context.has_sent:
             context.suspects = (*context.suspects, "" if error.doubtful else error.pod)
+            context.pods_failed += candidate.money is None
 
     def unseen(self, now_s: float) -> None:
         """The response of which only the status was seen has ended: its prompt was computed."""

@@ -21,12 +21,12 @@ from router.admission.names import NamesInUse
 from router.admission.quotas import Quotas
 from router.config.credentials import ListenCertificate, admin_tokens
 from router.config.models import PodPriors, build_links, load_link_classes, slo_lookup
+from router.config.names_file import watched_names
 from router.config.policy_files import PolicyFolder, load_classes
 from router.config.tenant_file import TENANTS_INTERVAL_S, watched_tenants
 from router.config.tokenizer_files import load_tokenizer
 from router.config.watched_file import StartupFiles, WatchedFile
 from router.errors import ConfigError
-from router.feeds.names_feed import watched_names
 from router.feeds.policy_feed import PolicyFeed, RingFeed, review_change
 from router.feeds.process_memory import gc_loop, release_loop
 from router.feeds.supervise import Feeds, running, wait_until
@@ -41,7 +41,7 @@ from router.frontends.http.attempt import Forwarder
 from router.frontends.http.headers import HeaderRules
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.openai_edge import OpenAiEdge
-from router.frontends.http.provider import ProviderPools
+from router.frontends.http.provider import ProviderSender
 from router.frontends.http.upstream import UpstreamPools, UpstreamSender
 from router.frontends.prompt_readers import NoPromptReader, PromptReader
 from router.observe.changes import Changes
@@ -58,7 +58,7 @@ from router.policy.retry import RetryBudget
 from router.request.attempt_rules import AttemptRules, ContinuationRules
 from router.request.decisions import Routing
 from router.request.fleet_state import Clock
-from router.request.hosted import hosted_models
+from router.request.hosted import HostedModel
 from router.request.life import Core, Observers
 from router.request.queues import QueueSettings
 from router.request.quota_charges import QuotaCharges
@@ -69,7 +69,7 @@ from router.wiring.fleet import build_fleet, build_prompts
 if TYPE_CHECKING:
     from router.admission.tenant import Tenants
     from router.config.models import ModelPrior
-    from router.config.schema import Edge, Limits, PickerListen, RouterConfig, TracingConfig
+    from router.config.schema import Edge, PickerListen, RouterConfig, TracingConfig
     from router.config.watched_file import StaleFile
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
@@ -146,7 +146,7 @@ def build_router(
     )
     next_exchange = access.shared.next_exchange if access.shared else None
     parts = core, pools, config.edge, metrics, prompts.readers, pods.responses, next_exchange, prompts.unlisted
-    forwarder = build_forwarder(*parts, front.kind, provider_pools(config, pools))
+    forwarder = build_forwarder(*parts, front.kind, provider_senders(config, pools))
     objectives = pods.sources.objectives if front.has_objectives and config.admission is not None else ()
     edges = build_edge(
         pods, core, forwarder, records, policy_feed, access, files, objectives, lambda _app: router.run()
@@ -331,32 +331,25 @@ def build_access(pods: FleetParts, changes: Changes) -> Access:
     config, metrics, jwts, names = pods.config, pods.metrics, JwtVerifier(), None
     files: dict[str, WatchedFile[Any]] = {}
     if config.names:
-        providers = [one.name for one in config.providers]
-        files["names"] = watched_names(Path(config.names), names := NamesInUse(), changes, providers)
+        path, names, providers = Path(config.names), NamesInUse(), [one.name for one in config.providers]
+        files["names"] = watched_names(path, names, partial(changes.add, "names", path.name), providers)
     shared = pods.cluster.quotas if pods.cluster and (config.tenants or config.providers) else None
     quotas = Quotas(shared.sharing if shared else None)
     charges = QuotaCharges(quotas, SYSTEM_CLOCK, shared is not None, metrics.by_class.observe_quota_refusal)
-    if config.tenants is None:
-        gate = AdmissionGate(None, config.edge.control_paths, jwts)
-        return Access(gate, None, None, quotas, shared, charges if config.providers else None, names, files)
-    from router.feeds.signing_keys import SigningKeyFeed
+    gate, tenants, signing_keys = AdmissionGate(None, config.edge.control_paths, jwts), None, None
+    if config.tenants is not None:
+        from router.feeds.signing_keys import SigningKeyFeed
 
-    tenants, failing = watched_tenants(Path(config.tenants)), metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
-    files["tenants"] = tenants
+        tenants = file = files["tenants"] = watched_tenants(Path(config.tenants))
+        failing = metrics[of_process.IDENTITY_PROVIDERS_FAILING].set
 
-    def grants() -> Tenants:
-        return tenants.value
+        def grants() -> Tenants:
+            return file.value
 
-    return Access(
-        gate=AdmissionGate(grants, config.edge.control_paths, jwts),
-        tenants=tenants,
-        signing_keys=SigningKeyFeed(grants, jwts, pods.pools.get_url, failing),
-        quotas=quotas,
-        shared=shared,
-        charges=charges,
-        names=names,
-        files=files,
-    )
+        gate = AdmissionGate(grants, config.edge.control_paths, jwts)
+        signing_keys = SigningKeyFeed(grants, jwts, pods.pools.get_url, failing)
+    is_charged = config.tenants is not None or config.providers
+    return Access(gate, tenants, signing_keys, quotas, shared, charges if is_charged else None, names, files)
 
 
 # --- the core, independent of any front ---
@@ -378,6 +371,7 @@ def build_core(
     hands_over: bool = False,
 ) -> Core:
     """The core of a router with this configuration. `senders`: the processes that send to the same pods."""
+    to_pause = config.probes.clients_to_eject
     rules = AttemptRules(
         retries=config.limits.retries,
         route_headers=config.edge.route_headers,
@@ -387,7 +381,7 @@ def build_core(
         handoff_facts=handoff_facts,
         suspect=suspect,
         memory=body_memory(config.limits.max_held_bytes),
-        hosted={} if hands_over else hosted_models(config.providers, config.probes.clients_to_eject),
+        hosted={one.name: HostedModel(one, to_pause) for one in config.providers if not hands_over},
         hands_over=hands_over,
         runs_prefill=config.picker.prefill == "picker",
         continuation=continuation,
@@ -419,7 +413,7 @@ def build_forwarder(
     next_exchange: Callable[[], Awaitable[None]] | None = None,
     unlisted: PromptReader | None = None,
     kind: Callable[..., Forwarder] = Forwarder,
-    providers: ProviderPools | None = None,
+    providers: Mapping[PodId, ProviderSender] | None = None,
 ) -> Forwarder:
     """`next_exchange`, `unlisted`: see `Waits`. `kind`: makes one of the parts of a `Forwarder`."""
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
@@ -437,11 +431,12 @@ def build_forwarder(
     )
 
 
-def provider_pools(config: RouterConfig, pools: UpstreamPools) -> ProviderPools:
-    def limits(timeout_s: float) -> Limits:
-        return config.limits.model_copy(update={"first_byte_timeout_s": timeout_s, "idle_timeout_s": timeout_s})
-
-    return {one.name: pools.add(one.pod, limits(one.timeout_s)) for one in config.providers}
+def provider_senders(config: RouterConfig, pools: UpstreamPools) -> Mapping[PodId, ProviderSender]:
+    found = {}
+    for one in config.providers:
+        times = {"first_byte_timeout_s": one.timeout_s, "idle_timeout_s": one.timeout_s}
+        found[one.pod.id] = ProviderSender(one, pools.add(one.pod, config.limits.model_copy(update=times)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -529,7 +524,7 @@ def _explain_routes(
         name = named.get(PREVIEWED_TENANT, named.get(header, b"")).decode("latin-1")
         return await edge.read(endpoint, named, body, request_id, gate.named(name))
 
-    return ExplainRoutes(records.recent.find, read, partial(core.preview, forwarder, gate.named))
+    return ExplainRoutes(records.recent.explained, read, partial(core.preview, forwarder, gate.named))
 
 
 def _admin_edge(

@@ -33,7 +33,7 @@ from router.observe.changes import Changes
 from router.observe.declared import of_process
 from router.observe.ended import RecordedDecision
 from router.observe.metrics import Metrics
-from router.observe.recent_decisions import Kept
+from router.observe.receipts import Explained, explained
 from router.policy.calibration import Calibration
 from router.policy.calibrator import Calibrator
 from router.request.inbound import HeaderList
@@ -110,8 +110,8 @@ class Router:
             self.fleet.event(status.pod.id, event)
         return "all routers"
 
-    def _find(self, request_id: str) -> Kept | None:
-        return (self.decision, None) if request_id == "here" else None
+    def _find(self, request_id: str) -> Explained | None:
+        return explained(self.decision) if request_id == "here" else None
 
     async def _read(
         self, endpoint: Endpoint, named: Mapping[bytes, bytes], body: bytes, request_id: str
@@ -328,7 +328,7 @@ async def test_decisions_are_explained(router: Router) -> None:
     assert found["receipt"]["id"] == router.decision.scene.request_id
     answer = await router.call("GET", "/admin/explain/nowhere")
     assert answer.status_code == 404 and "nowhere" in error_of(answer)["message"]
-    assert "or a provider or an error answered it without one" in error_of(answer)["message"]
+    assert "or an error answered it without one" in error_of(answer)["message"]
 
 
 async def test_a_decision_is_previewed(router: Router) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 grpc: Any = pytest.importorskip("grpc")
 
+from router.config.provider_schema import Provider, ProviderPrice  # noqa: E402
 from router.engines.lacks import USAGE_OF_STREAMS  # noqa: E402
 from router.frontends.extproc.messages import (  # noqa: E402
     BUFFERED,
@@ -341,3 +343,16 @@ async def test_models_are_listed_by_the_picker_itself(picker: Pick) -> None:
         await stream.head("/v1/models", "GET")
         answer = await stream.answer()
         assert (answer.status, msgspec.json.decode(answer.body)["data"][0]["id"]) == (200, "demo")
+
+
+@pytest.mark.parametrize("requests", ["gateway", "picker"])
+async def test_a_picker_whose_gateway_sends_all_requests_warns_of_providers(
+    picker: Pick, tmp_path: Path, requests: str
+) -> None:
+    (tmp_path / "key").write_text("key")
+    there: dict[str, Any] = {"url": "https://example.com", "model": "there", "key_file": str(tmp_path / "key")}
+    one = Provider(name="x", budget_per_hour=1.0, price=ProviderPrice(prompt=1.0, output=1.0), **there)
+    with capture_logs() as log:
+        async with picker(1, {"requests": requests}, providers=(one,)):
+            pass
+    assert any(line["event"] == "providers are not asked" for line in log) is (requests == "gateway")

@@ -14,7 +14,6 @@ from router.admission.admission_queue import AdmissionQueue
 from router.admission.fair_order import Waiting
 from router.admission.names import Names, NamesInUse
 from router.admission.tenant import OPEN_TENANT, Tenant
-from router.config.provider_schema import Provider
 from router.decision import Candidate
 from router.endpoints import endpoint_of
 from router.errors import RouterError, UpstreamError, status_of
@@ -60,6 +59,7 @@ class MemoryExchange(Effects):
     tracker: Tracker | None = None
     status: int = 0
     received: bytes = b""
+    error: RouterError | None = None
     asked: list[str] = field(default_factory=list)
     is_over: bool = False
     disconnected: bool = False
@@ -132,7 +132,7 @@ class MemoryExchange(Effects):
         """Answer with an error, if nothing was sent."""
         self.is_over = True
         if not self.started:
-            self.status, self.received = status_of(error), error_body(error)
+            self.error, self.status, self.received = error, status_of(error), error_body(error)
 
     # --- effects ---
 
@@ -166,11 +166,6 @@ class MemoryExchange(Effects):
     async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
         self.tracker = tracker
         self.asked.append(candidate.pod.id)
-        await pause()
-
-    async def ask(self, provider: Provider, tracker: Tracker, client: Downstream) -> None:
-        self.tracker = tracker
-        self.asked.append(provider.pod.id)
         await pause()
 
     # --- what pods do ---

@@ -11,6 +11,7 @@ from router.admission.tenant import Admitted, Tenant
 from router.errors import NoReadyPod
 from router.fleet.fleet import Fleet, PodEvent
 from router.frontends.held_requests import HeldRequests
+from tests.kit.cores import CoreOfPods
 from tests.kit.scenes import make_pod
 from tests.kit.virtual_time import run_virtually
 
@@ -152,3 +153,13 @@ def test_a_client_that_leaves_waits_no_more() -> None:
     rig = Rig()
     run_virtually(scenario(rig))
     assert (rig.order, rig.waiting[-1]) == (["c"], 0)
+
+
+@pytest.mark.parametrize(("stored_pod", "waits"), [("", True), ("p", False)])
+def test_a_request_for_a_stored_response_does_not_wait_while_its_pod_drains(stored_pod: str, waits: bool) -> None:
+    """No other pod has the response."""
+    core = CoreOfPods([make_pod("p")])
+    core.fleet.event("p", PodEvent.DRAIN)
+    context, held = core.context(), HeldRequests(core.fleet, 60.0, 10)
+    context.stored_pod = stored_pod
+    assert (held.unserved(context, {}) is not None) is waits

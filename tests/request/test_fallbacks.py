@@ -181,3 +181,25 @@ def test_quotas_of_the_fallback_count_and_the_request_counts_once() -> None:
     assert [one.status for one in found] == [0, 429] and found[0].asked == ["c"]
     found[0].leave()
     assert rig.chat(Tenant(name="t", quotas=quotas[:1]), model="n").asked == ["c"]
+
+
+def test_two_pods_are_the_most_that_may_fail_a_request_of_all_its_models() -> None:
+    """The request may be the cause: one pod of the target and one of the fallback."""
+    rig = rig_of()
+    rig.known.fleet.describe("b", models=("n",), version="0.32.0")
+    served = rig.chat(model="chat")
+    for _ in range(2):
+        served.fail(UpstreamBroken("cut", pod=served.asked[-1]))
+    assert (served.status, len(served.asked), rig.known.is_idle()) == (502, 2, True)
+
+
+def test_what_a_client_leaves_at_a_fallback_costs_the_time_on_its_pod() -> None:
+    """The failures of the target's pods are none of this attempt."""
+    rig = rig_of(records_all=True)
+    served = rig.chat(model="chat", stream=False)
+    for _ in range(2):
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    rig.now_s += 10.0
+    served.leave()
+    bill = msgspec.json.decode(rig.known.usage_lines[0])
+    assert (served.asked[-1], bill["prompt_tokens"]) == ("c", 50) and bill["output_tokens"] > 0

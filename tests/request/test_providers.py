@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from router.errors import ConnectFailed, UpstreamBroken, UpstreamTimeout
 from router.fleet.fleet import PodEvent
 from router.observe.declared import of_requests
 from router.observe.receipts import receipt
+from router.request.context import RequestContext
+from router.request.error_responses import error_body
 from router.request.hosted import FAILURES_TO_PAUSE, PAUSE_S, PRIOR_TTFT_MS
 from tests.kit.memory_front import TOKEN, USAGE, MemoryExchange, MemoryRouter
 
@@ -150,6 +153,28 @@ def test_it_gets_the_fields_that_it_knows_and_its_own_name_of_the_model() -> Non
     }
 
 
+@pytest.mark.parametrize(
+    ("path", "kinds", "kept"),
+    [
+        ("/v1/chat/completions", ["function", "web_search"], ["function"]),
+        ("/v1/responses", ["custom", "code_interpreter", "mcp"], ["custom"]),
+        ("/v1/responses", ["web_search"], None),
+        ("/v1/messages", ["bash_20250124", "web_search_20250305"], ["bash_20250124"]),
+    ],
+)
+def test_tools_that_it_would_run_itself_stay_here(path: str, kinds: list[str], kept: list[str] | None) -> None:
+    """They cost more than their tokens. Without any tool left, none can be chosen."""
+    api = "anthropic" if path == "/v1/messages" else "openai"
+    rig = without_pods(providers=[provider(api=api)])
+    body = {"model": "chat", "max_tokens": 9, "tool_choice": "auto", "tools": [{"type": kind} for kind in kinds]}
+    said = {"input" if path == "/v1/responses" else "messages": [{"role": "user", "content": "hi"}]}
+    served = rig.front.receive(path, msgspec.json.encode({**body, **said}))
+    assert served.asked == [ASKED] and served.context is not None
+    sent = msgspec.json.decode(served.context.request.body)
+    assert (sent.get("tools") and [tool["type"] for tool in sent["tools"]]) == kept
+    assert ("tool_choice" in sent) is (kept is not None)
+
+
 def test_a_client_sees_no_usage_that_it_has_not_asked_for() -> None:
     rig = without_pods()
     served = rig.chat(model="chat")
@@ -177,6 +202,7 @@ def test_the_data_of_a_tenant_can_stay() -> None:
         failed.fail(ConnectFailed("gone", pod=failed.asked[-1]))
     for served in (rig.chat(tenant, model="chat"), failed, gone.chat(tenant, model="chat")):
         assert served.status == 503 and b"data: stay" in served.received
+        assert served.error is not None and b"data: stay" in error_body(served.error, names_pods=False)
     assert rig.known.metrics[of_requests.PROVIDER_REFUSALS].labels("hosted", "data_stays").value == 1
 
 
@@ -266,6 +292,43 @@ def test_an_answer_without_a_usage_costs_what_its_length_allows() -> None:
         assert spent(rig) == pytest.approx((50 * 2 + min(len(answer), 100) * 10) / 1e6)
 
 
+def test_an_error_of_its_own_is_no_reason_not_to_ask_it() -> None:
+    """Also where it is the one after which it is left out for a while."""
+    rig = without_pods()
+    for _ in range(FAILURES_TO_PAUSE):
+        served = rig.chat(model="chat")
+        served.fail(ConnectFailed("gone", pod=ASKED))
+    assert served.status == 502 and not rig.known.metrics[of_requests.PROVIDER_REFUSALS].series()
+
+
+def test_a_decision_about_pods_that_failed_is_not_in_flight_once_a_provider_has_served() -> None:
+    """Nor do shadow caches follow it."""
+    rig = rig_of(records_all=True)
+    served = rig.chat(model="chat")
+    for _ in range(2):
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    assert rig.known.shadows is not None and rig.known.recent.in_flight_tokens() != {}
+    [*rig.known.shadows.follow()]
+    assert rig.known.shadows._placed
+    answered(served)
+    [*rig.known.shadows.follow()]
+    assert (rig.known.recent.in_flight_tokens(), rig.known.shadows._placed) == ({}, {})
+    assert not any(one.tokens for one in rig.known.shadows._outstanding.values())
+
+
+@pytest.mark.parametrize("rig", [without_pods(), rig_of()])
+def test_what_it_served_is_explained(rig: MemoryRouter) -> None:
+    """With its price and the reason, whether pods failed before or none was ready."""
+    served = rig.chat(model="chat")
+    while served.asked[-1] != ASKED:
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    answered(served)
+    found = rig.known.recent.explained("req-1")
+    assert found is not None and found.explanation.why == "Provider hosted served it." and found.receipt.fallback
+    (column,) = found.explanation.columns
+    assert column.plan.money == found.receipt.money == (50 * 2 + 2 * 10) / 1e6
+
+
 def test_its_first_token_is_learnt() -> None:
     rig = without_pods()
     hosted = rig.known.core.rules.hosted["hosted"]
@@ -283,3 +346,20 @@ def test_a_key_goes_to_no_server_without_encryption(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="https"):
         provider(url="http://example.com")
     assert provider(url="http://127.0.0.1:1").pod.bearer_file == ""
+
+
+def test_a_request_that_no_fallback_serves_is_not_kept_in_memory() -> None:
+    """Its error refers to frames that have its body, and the garbage collector comes late."""
+
+    def contexts() -> int:
+        return sum(isinstance(one, RequestContext) for one in gc.get_objects())
+
+    rig, before = without_pods(), contexts()
+    gc.disable()
+    try:
+        served = rig.chat(Tenant(name="t", data_stays=True), model="chat")
+        assert served.status == 503
+        served.context = served.error = None
+        assert contexts() == before
+    finally:
+        gc.enable()

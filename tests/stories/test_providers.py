@@ -205,7 +205,7 @@ async def test_a_preview_shows_the_money_of_providers_beside_milliseconds(deploy
     one = provider("hosted", "https://example.com", tmp_path)
     async with deploy(1, names=names_of(tmp_path, ["hosted"], "demo"), providers=[one]) as found:
         (offer,) = (await found.admin.post("/admin/preview", json=chat())).json()["providers"]
-        assert (offer["provider"], offer["ttft_ms"]) == ("hosted", 1000.0) and 0 < offer["money"] < 0.001
+        assert (offer["choice"]["pod"], offer["ttft_ms"]) == ("provider/hosted", 1000.0) and 0 < offer["money"] < 0.001
         await found.engines[0].stop()
         await found.until(lambda: not found.ready())
         answer = await found.admin.post("/admin/preview", json=chat())

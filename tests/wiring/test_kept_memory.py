@@ -72,7 +72,7 @@ class Router:
         tokenizer, priors = loaded_tokenizer(SOURCE), load_priors(shipped("config") / "models")
         self.program = build_router(config, shipped("policies"), priors, load=lambda source, *, fast: tokenizer)
         self.program.pods.membership.replace("admin calls", map(ListedPod, pods))
-        self.program.core.attempts = unsent  # type: ignore[method-assign, assignment]
+        self.program.core.attempts = unsent  # type: ignore[method-assign]
         for name in "ab":
             self.program.fleet.describe(name, models=("demo",))
             self.program.fleet.event(name, PodEvent.PROBE_OK)

@@ -23,7 +23,7 @@ OFFER = Bound("offered transfer parameters", 512 * 1024, 4000, b":")
 _KEY = b'"kv_transfer_params"'
 _BEGUN = re.compile(_KEY + rb"\s*+(?::|\Z)")
 _LAST_BYTES = 1024
-"""Of a response: a key that is not complete, with the comma before it."""
+"""They may be a part of a key, with the comma before it."""
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 
 

@@ -48,8 +48,7 @@ from router.guards import Bound, OutOfBounds
 from router.observe.changes import Change
 from router.observe.ended import RecordedDecision
 from router.observe.fast_metrics import TextFormat, accepted_format
-from router.observe.receipts import explained
-from router.observe.recent_decisions import Kept
+from router.observe.receipts import Explained, explained
 from router.request.inbound import HeaderList, first_values
 from router.types import Endpoint, InferenceRequest, PodId
 
@@ -234,24 +233,24 @@ PREVIEWED_TENANT = b"x-warmroute-tenant"
 
 @dataclass(frozen=True, slots=True)
 class ExplainRoutes:
-    """The calls about decisions. `find` returns a decision by request id, `read` parses a body, `preview` decides
+    """The calls about decisions. `find` explains a request by its id, `read` parses a body, `preview` decides
     without sending."""
 
-    find: Callable[[str], Kept | None]
+    find: Callable[[str], Explained | None]
     read: ReadRequest
     preview: Callable[[InferenceRequest, HeaderList], Awaitable[RecordedDecision]]
 
     def add_to(self, router: APIRouter) -> None:
         @router.get("/explain/{request_id:path}")
         async def explain(request_id: str) -> Response:
-            kept = self.find(request_id)
-            if kept is None:
+            found = self.find(request_id)
+            if found is None:
                 raise HTTPException(
                     404,
-                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or a "
-                    "provider or an error answered it without one, as its line in the log and in `receipts.file` says.",
+                    f"No decision about `{request_id}` is in memory: it is older than the last `receipts.keep`, or an "
+                    "error answered it without one, as its line in the log and in `receipts.file` says.",
                 )
-            return Response(msgspec.json.encode(explained(*kept)), media_type="application/json")
+            return Response(msgspec.json.encode(found), media_type="application/json")
 
         @router.post("/preview")
         async def preview(request: Request) -> Response:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 
 from router.addresses import join_address
 from router.config.schema import ListenTls, RouterConfig
@@ -28,6 +29,8 @@ _MESSAGE_BYTES = 4 * 1024 * 1024
 """What a message may have, in addition to a whole body where the gateway may buffer it: gRPC's own limit. gRPC buffers
 messages. A gateway under load sends all that it has buffered at once, which may be more than its own limit of 1 MiB."""
 
+log = structlog.get_logger()
+
 
 class PickerServer:
     """The gRPC server. `is_ready`: whether the fleet can serve. `priority`: of requests, by their objective."""
@@ -41,6 +44,8 @@ class PickerServer:
         names = aliases(config.edge.tenant_header)
         self._terms = GatewayTerms(edge, names, priority, config.picker.test_header)
         self._exchange = AnsweringExchange if config.picker.requests == "picker" else GatewayExchange
+        if config.providers and not self._exchange.answers:
+            log.warning("providers are not asked", hint="the gateway sends all requests; see picker.requests")
         whole_bytes = 0 if self._exchange.answers else config.limits.max_body_bytes
         self._exchanges: dict[GatewayExchange, asyncio.Task[Any]] = {}
         options = [

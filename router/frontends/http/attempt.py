@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
-from router.config.provider_schema import Provider
 from router.decision import Candidate, Split
 from router.errors import UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
-from router.frontends.http.provider import ProviderPools, ask
+from router.frontends.http.provider import ProviderSender
 from router.frontends.http.relay import AnyReply, message_error, relay, relay_joined
 from router.frontends.http.upstream import UpstreamSender
 from router.frontends.waits import Waits
@@ -22,6 +21,7 @@ from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import CHECK_S, MovePace
 from router.request.effects import Downstream
 from router.request.tracker import Tracker
+from router.types import PodId
 
 
 class LeavingStreams:
@@ -65,7 +65,7 @@ class Forwarder(Waits):
     sender: UpstreamSender
     splits: SplitExecutor
     pulls: PullExecutor
-    providers: ProviderPools = field(default_factory=dict)
+    providers: Mapping[PodId, ProviderSender] = field(default_factory=dict)
     _leaving: LeavingStreams = field(init=False, default_factory=LeavingStreams)
 
     def forward(self, context: RequestContext, client: Downstream) -> Awaitable[None]:
@@ -74,6 +74,8 @@ class Forwarder(Waits):
         return self.core.serve(context, client, self)
 
     async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
+        if candidate.money is not None:
+            return await self.providers[candidate.pod.id].send(tracker, client)
         stream = tracker.stream
         if stream is not None and stream.is_recorded:
             reply = await self._watched_open(tracker, stream, candidate)
@@ -93,9 +95,6 @@ class Forwarder(Waits):
                 await relay(reply, client, tracker, headers)
         finally:
             reply.close()
-
-    def ask(self, provider: Provider, tracker: Tracker, client: Downstream) -> Awaitable[None]:
-        return ask(self.providers[provider.name], provider, tracker, client)
 
     async def _watched_open(self, tracker: Tracker, stream: KeptStream, candidate: Candidate) -> AnyReply:
         """As `_open`. Raises `UpstreamTimeout` where the pod fails its health checks before its response begins."""

@@ -60,7 +60,7 @@ WATCH_INTERVAL_S = 0.25
 PREFILL_LIMIT_S, DECODE_LIMIT_S = 2.0, 5.0
 """Before these times no leg hangs, however little was expected: the first transfer between two pods takes seconds."""
 LAST_LIMIT_S = 30.0
-"""The same for the last candidate: the request may be slow itself, for its grammar or a picture that the pod fetches."""
+"""The same for the last candidate: the request itself may be slow, for a grammar or a picture that the pod fetches."""
 LEG_CHECK_S = 0.5
 """How often a leg is looked at that takes longer than its limit."""
 MAX_WARNED, MAX_SHOWN = 1024, 200

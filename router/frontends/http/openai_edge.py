@@ -16,7 +16,6 @@ from functools import partial
 from random import getrandbits
 from typing import TYPE_CHECKING
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 from starlette.types import ASGIApp
@@ -27,7 +26,7 @@ from router.admission.tenant import OPEN_TENANT, Admitted, Tenant
 from router.config.schema import Edge, Limits
 from router.endpoints import conventions_of, endpoint_of
 from router.engines.forwarded_paths import ForwardedPaths
-from router.errors import DECODE_ERRORS, MethodNotAllowed, NoReadyPod, RouterError, Stopping, UpstreamError
+from router.errors import MethodNotAllowed, NoReadyPod, RouterError, Stopping, UpstreamError
 from router.frontends.fair_turns import BurstPlaces, FairTurns
 from router.frontends.http.attempt import Forwarder
 from router.frontends.http.exchange import Exchange
@@ -189,8 +188,8 @@ class OpenAiEdge(HttpEdge):
             client.keep_open(self._edge.keep_alive_s, ping, [*_EVENTS, *_names_of(client.head)])
 
     async def _read_when_served(self, client: AnyExchange, held: HeldRequests) -> RequestContext:
-        """The same, once a pod serves the model: a pod that starts may have other settings."""
-        tenant, is_open = client.admitted.tenant, False
+        """The request, read once a pod serves its model: a pod that starts may have other settings. Raises as `_read`,
+        also where the request may not wait longer."""
         until_s = asyncio.get_running_loop().time() + held.hold_s
         while True:
             try:
@@ -200,8 +199,8 @@ class OpenAiEdge(HttpEdge):
             except NoReadyPod as found:
                 if not found.model:
                     raise
-                error = found
-            if not is_open and (is_open := await self._turns.run(tenant, client.body, wants_stream, client.body)):
+                error = found.with_traceback(None)  # else a cycle with this frame, which keeps the body
+            if error.stream:
                 self._keep_open(client)
             try:
                 await held.wait(error, client.admitted, len(client.body), until_s)
@@ -317,21 +316,6 @@ class OpenAiEdge(HttpEdge):
                 end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
             return
         send_error(client, error, *_names_of(head), names_pods=names_pods)
-
-
-class _Streams(msgspec.Struct):
-    stream: bool | None = None
-
-
-_STREAMS = msgspec.json.Decoder(_Streams, strict=False)
-
-
-def wants_stream(body: bytes) -> bool:
-    """Whether the response of a request that was not read yet is to be a stream."""
-    try:
-        return bool(_STREAMS.decode(body).stream)
-    except DECODE_ERRORS:
-        return False
 
 
 def _names_of(head: Head) -> HeaderList:

@@ -82,7 +82,7 @@ def decode(x: Inputs, term: Any) -> float:
 
 
 def kv_wait(x: Inputs, term: Any) -> float:
-    if "KV capacity" not in x:
+    if "KV in use" not in x:
         return 0.0
     used = x["KV in use"] * x["KV capacity"]
     short = (
@@ -104,7 +104,7 @@ def lent_prefill(x: Inputs, term: Any) -> float:
 
 
 def kv_pressure(x: Inputs, term: Any) -> float:
-    if "KV capacity" not in x:
+    if "KV in use" not in x:
         return 0.0
     at_engine = x["requests at engine"]
     used = x["KV in use"] * (max(1, x["our requests"] / at_engine) if at_engine else 1)
