@@ -52,7 +52,7 @@ class Split(msgspec.Struct, frozen=True, gc=False):
     prefill: Pod
     decode: Pod
     handoff_tokens: int = 0
-    """Prompt tokens whose KV is transferred: those that the decode pod does not hold."""
+    """Prompt tokens whose KV is transferred: those that the decode pod does not hold itself."""
 
     pull: Pull | None = None
     """What the prefill pod fetches first instead of computing it."""

@@ -23,6 +23,10 @@ class Phases:
         self.taken_s: dict[str, float] = {}
         """Seconds by phase, after `end`; a phase that was entered twice has the sum."""
 
+    def restart(self, now_s: float) -> None:
+        """Begin anew: what was until now does not count."""
+        self._entered = [(PHASES[0], now_s)]
+
     def enter(self, phase: str, now_s: float) -> None:
         """End the current phase and begin `phase`."""
         self._entered.append((phase, now_s))

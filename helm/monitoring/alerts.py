@@ -323,8 +323,9 @@ ALERTS = (
         lasts="0m",
         severity="warning",
         summary="Pods and router count other tokens in chats of {{ $labels.model }}; rule: {{ $labels.rule }}.",
-        means="Of every 10,000 chats, one is compared with the count of its pod. Such chats hit less than predicted. A"
-        " chat may be counted for several rules: the one without equal counts is the cause.",
+        means="Of every 10,000 chats, one is compared with the count of its pod, if it has at most 64 KiB."
+        " Such chats hit less than predicted. A chat may be counted for several rules: the one without equal counts is"
+        " the cause.",
         look="Dashboard router, compared prompts by rule and result; `warmroute pods` names the rules that a pod"
         " breaks.",
         act="For `plain`, as for WarmrouteParityMismatch. For a rule, run pods of one version and front end, or report"

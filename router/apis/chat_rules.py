@@ -37,6 +37,8 @@ _HI = {"role": "user", "content": "Hi"}
 _PARTS = [text_part("One"), text_part("Two")]
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "number", "default": 1e-7}}}
 _REASONING = rb'"(reasoning|reasoning_content|thinking)"'
+MAX_SEARCHED_BYTES = 64 * 1024
+"""Longer bodies are not searched: the loop waits meanwhile."""
 PLAIN = "plain"
 RULES = (
     _rule("text parts", rb'"content"\s*:\s*\[', {"role": "user", "content": _PARTS}),
@@ -46,8 +48,12 @@ RULES = (
         "billing line", b"x-anthropic-billing-header", {"role": "system", "content": "x-anthropic-billing-header: a\nB"}
     ),
     _rule("names of messages", rb'"name"', {"role": "user", "content": "Hi", "name": "ann"}),
-    _rule("small numbers", rb"\d[eE]-|\.000", *_call('{"x": 1e-07, "y": 0.00001}')),
-    _rule("large numbers", rb"[\d.]{16}|\d[eE]\+?\d", *_call('{"x": 18446744073709551616, "y": 123456789.12345679}')),
+    _rule("small numbers", rb"-(?<=\d[eE]-)|\.000", *_call('{"x": 1e-07, "y": 0.00001}')),
+    _rule(
+        "large numbers",
+        rb"\d(?:(?<![\d.]\d)[\d.]{15}|[eE]\+?\d)",
+        *_call('{"x": 18446744073709551616, "y": 123456789.12345679}'),
+    ),
     _rule("tool calls", rb'"tool_calls"', *_call('{"b":1,"a":{"d":null,"c":true}}')),
     _rule("arguments that are no object", rb'"arguments"\s*:\s*"\s*[^{\s]', *_call("[1, 2]")),
     _rule("tools", rb'"tools"', tools=[{"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}]),
@@ -74,16 +80,13 @@ ALL_IN_ONE = _joined([rule.chat for rule in RULES])
 """Where a pod has the router's tokens of it, it keeps all rules."""
 
 
-MAX_SEARCHED_BYTES = 128 * 1024
-"""Rules about numbers take 5 ms to be searched for in a longer body. It is not compared, and every rule may concern it.
-"""
-
-
 def concerned_by(body: bytes) -> list[str]:
-    """The rules that may concern a body; `plain` for one with none."""
+    """The rules that may concern a body; `plain` for one with none. Nothing for one that is too long to be searched."""
+    if len(body) > MAX_SEARCHED_BYTES:
+        return []
     return [rule.name for rule in RULES if rule.concerns.search(body)] or [PLAIN]
 
 
 def concern(rules: Collection[str], body: bytes) -> bool:
-    """Whether one of the rules of these names may concern a body."""
+    """Whether one of the rules of these names may concern a body, as it may if it is too long to be searched."""
     return len(body) > MAX_SEARCHED_BYTES or any(rule.concerns.search(body) for rule in RULES if rule.name in rules)

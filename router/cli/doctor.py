@@ -162,7 +162,7 @@ def _pod(it: Subject, status: PodStatus, worth: Mapping[str, str]) -> Finding:
     if it.skipped.intersection(pod.models):
         why = "not compared: its tokenizer comes from the hub; run this without --offline"
     serves = f"ready, {pod.engine} {pod.version}".rstrip() + f", serves {', '.join(pod.models)}"
-    answers = missing_answers(pod) and (worth.get(pod.id) or missing_answers(pod))
+    answers = (worth.get(pod.id) or missing) if (missing := missing_answers(pod)) else ""
     found = f"{serves}; matching {matching.value}{why and f': {why}'}{answers and f'; {answers}'}"
     return Finding("warn" if why or answers else "ok", about, found)
 

@@ -176,8 +176,8 @@ class EngineAdapter:
     own way."""
     front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {}
     """The same by its other front ends."""
-    rust_lacks: Sequence[str] = ()
-    """What its front end in Rust is known to lack."""
+    may_lack: Mapping[str, Sequence[str]] = {}
+    """By front end, what a new pod is asked for, because others like it lack it."""
     identify_picture: Identify | None = None
     """How it identifies a picture; None where that is unknown."""
 
@@ -234,10 +234,6 @@ class EngineAdapter:
     def continues(self, pod: Pod) -> frozenset[Endpoint]:
         """Where the pod's release gives the token ids of a stream, and takes them back as a prompt."""
         return frozenset()
-
-    def may_lack(self, pod: Pod) -> Sequence[str]:
-        """What a new pod is asked for, because others like it lack it."""
-        return self.rust_lacks if pod.front_end == "rust" else ()
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         """The body for /tokenize with the `prompt` or `messages` of a request. None where its result might differ from

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -98,10 +98,12 @@ class Sglang(EngineAdapter):
         Endpoint.COUNT_TOKENS: SglangMessages,
     }
     front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: SglangRustChat}}
-    rust_lacks = (
-        *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value),
-        *(Endpoint.DECISIONS.value, Endpoint.SYSTEMONE.value, Endpoint.EMBEDDINGS.value),
-    )
+    may_lack: Mapping[str, Sequence[str]] = {
+        "rust": (
+            *(Endpoint.MESSAGES.value, Endpoint.COUNT_TOKENS.value, Endpoint.RESPONSES.value),
+            *(Endpoint.DECISIONS.value, Endpoint.SYSTEMONE.value, Endpoint.EMBEDDINGS.value),
+        )
+    }
 
     def tokenize_body(self, model: str, prompt: Mapping[str, Any]) -> dict[str, Any] | None:
         if prompt.get("tool_choice") not in (None, "auto", "required"):

@@ -111,7 +111,7 @@ class Vllm(EngineAdapter):
         Endpoint.RESPONSES: VllmResponses,
     }
     front_ends: Mapping[str, Mapping[Endpoint, type[Conversion]]] = {"rust": {Endpoint.CHAT: VllmRustChat}}
-    rust_lacks = RUST_LACKS
+    may_lack: Mapping[str, Sequence[str]] = {"rust": RUST_LACKS}
 
     identify_picture = staticmethod(identify)
 

@@ -22,10 +22,10 @@ from router.engines.engine_catalog import DIALECTS, ENGINES
 from router.engines.handoff.dialect import Pair
 from router.errors import UpstreamError
 from router.feeds.self_test import MAX_RETEST_FACTOR, SelfTestTiming
-from router.feeds.watch import Check, Post, Turn
+from router.feeds.watch import Check, Post, Turn, check_of_missing
 from router.fleet.fleet import Fleet
 from router.policy.decide import compatible
-from router.types import Endpoint, Pod, PodState, PodStatus, Role
+from router.types import Endpoint, Pod, PodState, Role
 
 ANSWER_TOKENS = 576
 """More than two chunks of LMCache, by default."""
@@ -43,18 +43,14 @@ class AnswersTest:
 
     @property
     def check(self) -> Check:
-        return Check(
-            name="test of answers",
-            run=self._test,
-            due=lambda status: self._reader(status) is not None,
-            every_s=lambda _status: self.timing.retest_s,
-            max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
+        retest_s = self.timing.retest_s
+        return check_of_missing(
+            "test of answers", self._test, self._reader, retest_s, max_s=retest_s * MAX_RETEST_FACTOR
         )
 
-    def _reader(self, status: PodStatus) -> Pod | None:
+    def _reader(self, pod: Pod) -> Pod | None:
         """A prefill pod that would get the next turn; None if the pod needs no test, or cannot be tested."""
-        pod = status.pod
-        if status.state is not PodState.READY or pod.role is not Role.DECODE or pod.keeps_answers:
+        if pod.role is not Role.DECODE or pod.keeps_answers:
             return None
         if not (pod.serves_alone and ENGINES[pod.engine].returns_token_ids):
             return None
@@ -63,18 +59,20 @@ class AnswersTest:
         return next((one for one in prefill if compatible(one, pod)), None)
 
     async def _test(self, pod: Pod, turn: Turn) -> bool | None:
-        reader = self._reader(PodStatus(pod, PodState.READY))
+        """Record what is found. Returns False if the test is to be repeated, later each time: also where an engine does
+        not say, because an answer costs its pod hundreds of steps."""
+        if (reader := self._reader(pod)) is None:
+            return None
         try:
-            found = await self._found(pod, reader) if reader else None
+            found = await self._found(pod, reader)
         except UpstreamError:
             return False
-        if found is None or self.fleet.same_epoch(pod) is None:
-            return None
-        self.fleet.learn(pod.id, keeps_answers=found)
-        if not found:
+        if found is not None and self.fleet.same_epoch(pod):
+            self.fleet.learn(pod.id, keeps_answers=found)
+        if found is False:
             setting = DIALECTS[pod.handoff].answers_setting
             turn.logged.warn("prefill pods do not find the answers of this pod", pod=pod.id, setting=setting)
-        return found
+        return bool(found)
 
     async def _found(self, pod: Pod, reader: Pod) -> bool | None:
         """Whether the reader finds tokens of an answer; None if an engine does not say."""

@@ -13,14 +13,12 @@ import structlog
 
 from router.engines.engine_catalog import ENGINES
 from router.engines.lacks import lacking, question
-from router.errors import UpstreamBroken, UpstreamError
-from router.feeds.watch import Check, Post, Turn, check_of_missing
+from router.errors import UpstreamError
+from router.feeds.watch import Check, Post, Turn, check_of_missing, is_refusal
 from router.fleet.fleet import Fleet
 from router.types import Pod, PodId
 
 LOOK_S, MAX_PAUSE_S = 1.0, 60.0
-_UNSURE = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses that say nothing of what a pod has."""
 
 log = structlog.get_logger()
 
@@ -60,7 +58,7 @@ class LacksTest:
     def _open(self, pod: Pod) -> set[str]:
         """What it has not been asked for yet."""
         known = self._of(pod)
-        return known.suspected.union(ENGINES[pod.engine].may_lack(pod)) - known.asked
+        return known.suspected.union(ENGINES[pod.engine].may_lack.get(pod.front_end, ())) - known.asked
 
     async def _ask(self, pod: Pod, _turn: Turn) -> bool:
         """Ask for all that is open. False if a pod gave no answer that counts."""
@@ -72,7 +70,7 @@ class LacksTest:
         now = self.fleet.same_epoch(pod)
         if now is not None and found:
             self.fleet.learn(pod.id, lacks=now.pod.lacks | found)
-            log.warning("pod does not serve all requests; others get these", pod=pod.id, lacks=sorted(found))
+            log.warning("pod lacks what some requests need", pod=pod.id, lacks=sorted(found))
         return not self._open(pod)
 
     async def _lacks(self, pod: Pod, need: str) -> bool | None:
@@ -82,10 +80,8 @@ class LacksTest:
         path, body = asked
         try:
             await self.post(pod, path, body, self.timeout_s)
-        except UpstreamBroken as error:
-            if not error.status or error.status in _UNSURE:
-                return None
-            return lacking(ENGINES[pod.engine].lack_answers, error.status, error.said, [path, need]) == need
-        except UpstreamError:
+        except UpstreamError as error:
+            if is_refusal(error):
+                return lacking(ENGINES[pod.engine].lack_answers, error.status, error.said, [path, need]) == need
             return None
         return False

@@ -114,8 +114,9 @@ class _Scraped:
     is_refused: bool = False
     is_drained: bool = False
     """It is drained because it said so."""
-    pinned_since_s: float | None = None
-    """Since when KV of an idle decode pod has been in use; infinity once that was logged."""
+    pinned_since_s: float = inf
+    """Since when KV of an idle decode pod has been in use."""
+    logged_pins: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -232,12 +233,11 @@ class LoadScrapes:
 
     def _look_for_pins(self, pod: Pod, known: _Scraped, load: PodLoad) -> None:
         """Warn of a decode pod that keeps KV without a request: it offers the KV of its answers to nobody."""
-        if load.running or load.waiting or load.kv_usage < PINNED_USAGE or self.ledger.requests_of_router(pod.id):
-            known.pinned_since_s = inf if known.pinned_since_s == inf else None
-        elif known.pinned_since_s is None:
-            known.pinned_since_s = known.at_s
-        elif known.at_s - known.pinned_since_s >= PINNED_S:
-            known.pinned_since_s = inf
+        is_busy = load.running or load.waiting or self.ledger.requests_of_router(pod.id)
+        holds = not is_busy and load.kv_usage >= PINNED_USAGE
+        known.pinned_since_s = min(known.pinned_since_s, known.at_s) if holds else inf
+        if known.at_s - known.pinned_since_s >= PINNED_S and not known.logged_pins:
+            known.logged_pins = True
             hint = "remove `bidirectional_kv_xfer` from its --kv-transfer-config (docs/handoff.md#offers)"
             log.warning("an idle decode pod has KV in use", pod=pod.id, kv_usage=load.kv_usage, hint=hint)
 

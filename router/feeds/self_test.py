@@ -31,7 +31,7 @@ from router.engines.adapter import (
 )
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError, UpstreamTimeout
-from router.feeds.watch import Check, Post, Turn
+from router.feeds.watch import Check, Post, Turn, is_refusal
 from router.fleet.fleet import Fleet
 from router.guards import Bound, OutOfBounds
 from router.index.hit_probe import MAX_TEST_TOKENS, CacheHabits, ProbePrompt, explaining_habits, probe_prompts
@@ -203,7 +203,14 @@ class SelfTest:
                 every_s=every_s,
                 max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
             ),
-            Check(name="test of rules", run=self._test_rules, due=is_trusted, every_s=every_s, once=True),
+            Check(
+                name="test of rules",
+                run=self._test_rules,
+                due=is_trusted,
+                every_s=every_s,
+                max_s=self.timing.retest_s * MAX_RETEST_FACTOR,
+                once=True,
+            ),
             Check(name="test of pictures", run=self._test_pictures, due=is_trusted, every_s=every_s, once=True),
         )
 
@@ -233,9 +240,9 @@ class SelfTest:
             self.fleet.learn(pod.id, converts=frozenset(passed))
         return passed.issuperset(_untested(pod))
 
-    async def _test_rules(self, pod: Pod, _turn: Turn) -> bool:
+    async def _test_rules(self, pod: Pod, turn: Turn) -> bool:
         """Test by which rules the pod makes other prompts of chats, and record them. False if the test must be
-        repeated. A chat that the pod refuses shows nothing."""
+        repeated, because a chat had no answer. One that the pod refuses shows nothing."""
         rules = () if await self._reads(pod, ALL_IN_ONE) is Parity.OK else RULES
         found = {rule.name: await self._reads(pod, rule.chat) for rule in rules}
         if self.fleet.same_epoch(pod) is None:
@@ -244,24 +251,22 @@ class SelfTest:
         self.fleet.learn(pod.id, misreads=frozenset(wrong))
         if wrong:
             event = "pod makes other prompts of some chats; they are matched up to the first difference"
-            log.warning(event, pod=pod.id, rules=sorted(wrong))
-        return not found or set(found.values()) != {Parity.UNKNOWN}
+            turn.logged.warn(event, pod=pod.id, rules=", ".join(wrong))
+        return None not in found.values()
 
-    async def _reads(self, pod: Pod, chat: Body) -> Parity:
-        """Whether the pod has the router's tokens of a chat."""
+    async def _reads(self, pod: Pod, chat: Body) -> Parity | None:
+        """Whether the pod has the router's tokens of a chat, by /tokenize where it has that; None without an answer."""
         body = {"model": pod.models[0], "max_tokens": 1, "temperature": 0, **chat}
-        found = await self._first_readable(pod, [(Endpoint.CHAT, body)])
-        return Parity.UNKNOWN if found is None else (await self._compare_tokens(pod, *found)).tokens
-
-    async def _compare_tokens(self, pod: Pod, probe: Probe, prompt: PromptPrefix) -> ParityReport:
-        """Compare tokens alone, by /tokenize where the pod has it."""
+        if (found := await self._first_readable(pod, [(Endpoint.CHAT, body)])) is None:
+            return Parity.UNKNOWN
+        probe, prompt = found
         tokens, answer = await self._tokenized_by(pod, probe), b""
         if tokens is None:
             try:
                 answer = await self._send(pod, probe)
             except UpstreamError as error:
-                return ParityReport(Parity.UNKNOWN, Parity.UNKNOWN, f"the probe request failed: {error}")
-        return compare_tokens(prompt.tokens, tokens or prompt_token_ids(answer), prompt_token_count(answer))
+                return Parity.UNKNOWN if is_refusal(error) else None
+        return compare_tokens(prompt.tokens, tokens or prompt_token_ids(answer), prompt_token_count(answer)).tokens
 
     async def _test_pictures(self, pod: Pod, _turn: Turn) -> bool:
         """Test whether the pod identifies and counts pictures as the router does, and record it if so. False if the

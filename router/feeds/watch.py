@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
+from router.errors import UpstreamBroken, UpstreamError
 from router.feeds.supervise import cancel_all, jittered, loop_time_s, raise_if_cancelled, supervise
 from router.fleet.fleet import Fleet
 from router.fleet.retry_pause import retry_pause_s
@@ -22,6 +23,14 @@ Fetch: TypeAlias = Callable[[Pod, str, float], Awaitable[bytes]]
 """GET a path of a pod within a timeout in seconds; returns the body of a 200 response. Raises `UpstreamError`."""
 Post: TypeAlias = Callable[[Pod, str, Mapping[str, Any], float], Awaitable[bytes]]
 """The same for a POST of JSON."""
+
+_UNSURE = frozenset({408, 429, 500, 502, 503, 504})
+
+
+def is_refusal(error: UpstreamError) -> TypeGuard[UpstreamBroken]:
+    """Whether a pod has refused a request of the router. Any other error says nothing of what the pod serves."""
+    return isinstance(error, UpstreamBroken) and bool(error.status) and error.status not in _UNSURE
+
 
 MIN_REPEAT_S = 0.1
 """A check whose own result changes its pod runs again after this at the earliest: a pod that says yes and no in turn is

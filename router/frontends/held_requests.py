@@ -63,8 +63,11 @@ class HeldRequests:
         with_reasons(error, not_asked)
         return error
 
-    async def wait(self, error: NoReadyPod, admitted: Admitted, size_bytes: int, until_s: float) -> None:
-        """Returns when a pod serves the model of the error. Raises the error where the request cannot wait."""
+    async def wait(
+        self, error: NoReadyPod, admitted: Admitted, size_bytes: int, until_s: float, pause_s: float = 0.0
+    ) -> None:
+        """Returns when a pod serves the model of the error, after this pause. Raises the error where the request cannot
+        wait."""
         model, now_s, tenant = error.model, asyncio.get_running_loop().time(), admitted.tenant
         bound = self._bounds.setdefault(model, FairBound(self.max_requests, "waiting requests", _KEY))
         if not bound.take(admitted.owner, tenant.weight, 1):
@@ -73,8 +76,10 @@ class HeldRequests:
         self._since_s.setdefault(model, now_s)
         self.on_change(model, bound.used)
         try:
-            async with asyncio.timeout_at(until_s), turns.turn(tenant, 0, size_bytes):
-                await self._ready(model)
+            async with asyncio.timeout_at(until_s):
+                await asyncio.sleep(pause_s)
+                async with turns.turn(tenant, 0, size_bytes):
+                    await self._ready(model)
         except TimeoutError:
             raise self._refused(error, asyncio.get_running_loop().time()) from None
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress
+from itertools import chain, compress
 from typing import TypeAlias
 
 from router.decision import Candidate, Cost, Direct, Pull, RouteDecision, Split
@@ -17,7 +17,7 @@ from router.policy.catalog import DELAYS
 from router.policy.eligible import Eligible, eligible, filtered
 from router.policy.plans import Planner, prompt_token_count
 from router.policy.spec import Policy
-from router.policy.term import Placement, Side, prices_ms
+from router.policy.term import Costs, Placement, Side, prices_ms
 from router.types import Pod, PodId, PodStatus, Role, Scene
 
 
@@ -33,9 +33,10 @@ def decide(scene: Scene, policy: Policy) -> RouteDecision:
     # The most promising pods alone are priced in full; a third as many if splits are priced as well.
     limit = policy.shortlist // 3 if splitting else policy.shortlist
     direct = planner.placements(planner.most_promising(pods.direct, policy.costs, limit))
-    candidates = _priced(direct, policy)
+    priced = _priced(direct, policy.costs)
     if policy.pulls and (pulling := planner.pulling(direct)):
-        candidates = _cheapest_of_each_pod([*candidates, *_priced(pulling, policy)])
+        priced = _cheapest_of_each_pod(chain(priced, _priced(pulling, policy.costs)))
+    candidates = _direct_candidates(priced, policy)
     if policy.splits:
         candidates += _split_candidates(planner, pods, policy)
         candidates += _lent_candidates(planner, pods, policy, candidates)
@@ -55,30 +56,33 @@ def _delaying(names: tuple[str, ...]) -> tuple[bool, ...]:
     return tuple(name in DELAYS for name in names)
 
 
-def _priced(placements: Sequence[Placement], policy: Policy) -> list[Candidate]:
+_Priced: TypeAlias = tuple[Placement, tuple[float, ...]]
+
+
+def _priced(placements: Sequence[Placement], costs: Costs) -> Iterable[_Priced]:
+    return zip(placements, prices_ms(placements, costs), strict=True)
+
+
+def _cheapest_of_each_pod(placements: Iterable[_Priced]) -> Iterable[_Priced]:
+    """One per pod: with or without a pull."""
+    best: dict[PodId, _Priced] = {}
+    for at, parts_ms in placements:
+        known = best.get(at.pod.id)
+        if known is None or sum(parts_ms) < sum(known[1]):
+            best[at.pod.id] = at, parts_ms
+    return best.values()
+
+
+def _direct_candidates(priced: Iterable[_Priced], policy: Policy) -> list[Candidate]:
     names = policy.cost_names
     return [
         Candidate(
-            Direct(
-                at.pod,
-                _pull_of(at) if at.pull else None,
-            ),
+            Direct(at.pod, _pull_of(at) if at.pull else None),
             Cost(names, parts_ms, sum(parts_ms)),
             at.cached_tokens,
         )
-        for at, parts_ms in zip(placements, prices_ms(placements, policy.costs), strict=True)
+        for at, parts_ms in priced
     ]
-
-
-def _cheapest_of_each_pod(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """One candidate per pod: with or without a pull."""
-    best: dict[PodId, Candidate] = {}
-    for candidate in candidates:
-        pod_id = candidate.plan.pod.id
-        known = best.get(pod_id)
-        if known is None or candidate.cost.total_ms < known.cost.total_ms:
-            best[pod_id] = candidate
-    return list(best.values())
 
 
 MAX_PODS_PER_SIDE = 3
@@ -107,7 +111,7 @@ def _lent_candidates(planner: Planner, pods: Eligible, policy: Policy, others: S
         return []
     able = [status for status in pods.prefill if status.pod.role is Role.PREFILL and status.pod.serves_alone]
     chosen = planner.most_promising(able, policy.costs, MAX_PODS_PER_SIDE)
-    return _priced(planner.placements(chosen), policy) if chosen else []
+    return _direct_candidates(_priced(planner.placements(chosen), policy.costs), policy) if chosen else []
 
 
 def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
@@ -116,7 +120,7 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
     second = planner.placements(_least_decoding(planner.scene, pods.decode))
     if policy.pulls:
         first = [*first, *planner.pulling([at for at in first if at.pod.pulls == at.pod.handoff])]
-    priced = _cheapest_prefills(zip(first, prices_ms(first, prefill_costs), strict=True))
+    priced = _cheapest_of_each_pod(_priced(first, prefill_costs))
     pairs = [
         (one, parts_ms, receiving)
         for one, parts_ms in priced
@@ -137,19 +141,6 @@ def _pairs(planner: Planner, pods: Eligible, policy: Policy) -> list[Candidate]:
 
 def _pull_of(at: Placement) -> Pull | None:
     return Pull(at.pull.sender.id, at.cached_tokens, at.cached_tokens - at.own_tokens) if at.pull else None
-
-
-_Priced: TypeAlias = tuple[Placement, tuple[float, ...]]
-
-
-def _cheapest_prefills(placements: Iterable[_Priced]) -> Iterable[_Priced]:
-    """One per pod: with or without a pull."""
-    best: dict[PodId, _Priced] = {}
-    for at, parts_ms in placements:
-        known = best.get(at.pod.id)
-        if known is None or sum(parts_ms) < sum(known[1]):
-            best[at.pod.id] = at, parts_ms
-    return best.values()
 
 
 def _of_one_kind(pods: Eligible) -> Iterator[Eligible]:

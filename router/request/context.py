@@ -88,6 +88,8 @@ class RequestContext(msgspec.Struct, eq=False):
     """Whether the bytes of the response do not pass here."""
     is_picked: bool = False
     """Whether a gateway knows the pod: then it alone may try others."""
+    held_until_s: float = 0.0
+    """Until when it may wait for a pod that serves it; 0: not at all."""
     unread_tokens: int = 0
     """Assumed length of the prompt in a dropped body."""
     _split_refusal: str | None = None

@@ -82,6 +82,11 @@ class Effects(Turns, Protocol):
         """Send the request to the pods of a candidate, or to its provider, and relay the response. It is booked. Raises
         `UpstreamError`."""
 
+    def pod_again(self, request: InferenceRequest, owner: str, tenant: Tenant, until_s: float) -> Awaitable[None]:
+        """Wait until a pod may serve a request whose last one was gone before it received it. Raises `NoReadyPod` at
+        this time of the loop. Not of fronts where no request waits for pods."""
+        raise AssertionError("no request waits for pods here")
+
     def answer(self, pieces: Iterator[bytes], request_id: str, client: Downstream) -> Awaitable[None]:
         """Send the router's own response."""
 

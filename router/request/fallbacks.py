@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from router.errors import (
+    ConnectFailed,
     ContextTooLong,
     NoReadyPod,
     Overloaded,
@@ -35,6 +36,12 @@ def may_fall_back(context: RequestContext, error: RouterError) -> bool:
     if isinstance(error, UpstreamError):
         return context.repeatable or not context.pods_failed
     return isinstance(error, CANNOT_SERVE)
+
+
+def may_wait(context: RequestContext, error: RouterError) -> bool:
+    """Whether a request may wait for a pod again, because no pod has received it."""
+    is_unserved = isinstance(error, NoReadyPod | ConnectFailed) and not context.pods_failed
+    return is_unserved and context.held_until_s > 0 and not context.is_picked
 
 
 def fallbacks_of(

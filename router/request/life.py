@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.admission.tenant import Tenant
-from router.apis.chat_rules import MAX_SEARCHED_BYTES, concerned_by
+from router.apis.chat_rules import concerned_by
 from router.decision import Candidate, RouteDecision
 from router.engines.engine_catalog import ENGINES, accepts_salt
 from router.errors import RouterError, UpstreamError
@@ -32,7 +32,7 @@ from router.request.continuation.terms import REPEATED, WITH_IDS
 from router.request.decisions import DecisionRecorder, RequestDecisions, Routing
 from router.request.effects import Downstream, Effects
 from router.request.endings import Endings
-from router.request.fallbacks import CANNOT_SERVE, fallbacks_of, may_fall_back, with_reasons
+from router.request.fallbacks import CANNOT_SERVE, fallbacks_of, may_fall_back, may_wait, with_reasons
 from router.request.fleet_state import Clock, FleetState
 from router.request.hosted import HostedModel, NotAsked, money_taken, request_for
 from router.request.inbound import Head, HeaderList
@@ -119,7 +119,7 @@ class Core:
                     await self.attempts(self.tracker(context), client, do)
                     return
                 except RouterError as error:
-                    if client.started or not context.request.fallbacks:
+                    if client.started or not (context.request.fallbacks or context.held_until_s):
                         raise
                     again = await self._fallback(context, error, client, do)
                     if again is None:
@@ -140,8 +140,8 @@ class Core:
     async def _fallback(
         self, context: RequestContext, error: RouterError, client: Downstream, do: Effects
     ) -> InferenceRequest | None:
-        """The request by the first fallback that can serve it: another model; None if a provider has served it. Raises
-        the error, or that of the last provider, where there is none."""
+        """The request by the first fallback that can serve it: another model, else its next pod; None if a provider has
+        served it. Raises the error, or that of the last provider, where there is none."""
         request, fleet, not_asked = context.request, self.state.fleet, list[NotAsked]()
         if not may_fall_back(context, error):
             raise error
@@ -165,9 +165,19 @@ class Core:
                     self.charges.withdraw(context)
                 salts = accepts_salt(fleet.snapshot, one[1] or one[0], request.endpoint)
                 return await do.in_thread(partial(for_model, request, one, left, error.code, salts=salts))
+        if may_wait(context, error):
+            return await self._for_next_pod(context, request, do)
         for refusal in not_asked:
             self.counters.provider_refused(refusal.provider, refusal.code)
         raise with_reasons(error, not_asked)
+
+    async def _for_next_pod(self, context: RequestContext, request: InferenceRequest, do: Effects) -> InferenceRequest:
+        """The same request, once a pod may serve it. Its times begin then."""
+        if self.charges is not None:
+            self.charges.withdraw(context)
+        await do.pod_again(request, context.owner, context.tenant, context.held_until_s)
+        context.phases.restart(self.clock.now_s())
+        return request
 
     async def _serve_hosted(
         self,
@@ -280,8 +290,8 @@ class Core:
             found = await do.tokens(request)
             context.prompt, context.unread = (found, "") if isinstance(found, PromptPrefix) else (None, found or "")
             self._read_prompts += 1
-            if self._read_prompts >= COMPARED_EVERY and len(request.body) <= MAX_SEARCHED_BYTES:
-                self._read_prompts, context.compared = 0, _compared_rules(context)
+            if self._read_prompts % COMPARED_EVERY == 0:
+                context.compared = _compared_rules(context)
 
     def _token_answer(self, context: RequestContext) -> Iterator[bytes] | None:
         """The router's own answer to a request about tokens, which needs no prompt on a pod."""

@@ -306,10 +306,10 @@ class Tracker:
         candidate = self.context.candidate
         assert candidate is not None
         self.release(now_s)
-        if isinstance(error, NotServed) and self._lack == USAGE_OF_STREAMS:
-            self.context.ask_no_usage()
-            return candidate
         if isinstance(error, NotServed):
+            if self._lack == USAGE_OF_STREAMS:
+                self.context.ask_no_usage()
+                return candidate
             self._counters.attempt_ended(error.pod, error.code)
             self._counters.retried(error.code)
             self.context.failures = (*self.context.failures, Failure(error.pod, error.code, str(error)))

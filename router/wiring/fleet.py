@@ -236,15 +236,14 @@ class FleetParts:
             self.fleet.learn(pod.id, keeps_answers=facts.keeps_answers)
         if generation is None:
             return
-        described, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events
-        source = self.membership.kv_events_of(pod, reported)
-        self.kv_streams.follow(described.pod if described else pod, generation, source, facts.no_events)
+        status, reported = self.fleet.status(pod.id), None if self.cluster else facts.kv_events
+        source, described = self.membership.kv_events_of(pod, reported), status.pod if status else pod
+        self.kv_streams.follow(described, generation, source, facts.no_events)
         if not self.config.probes.self_test:
+            adapter = ENGINES[pod.engine]
             self.fleet.trust(pod.id, PrefixTrust.TRUSTED, "trusted by configuration (probes.self_test: false)")
-            self.fleet.learn(
-                pod.id, converts=frozenset(ENGINES[pod.engine].conversions_of(facts.front_end)), reads_pictures=True
-            )
-            self.fleet.learn(pod.id, continues=ENGINES[pod.engine].continues(described.pod if described else pod))
+            converts = frozenset(adapter.conversions_of(facts.front_end))
+            self.fleet.learn(pod.id, converts=converts, continues=adapter.continues(described), reads_pictures=True)
 
     def remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:

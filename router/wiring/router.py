@@ -147,6 +147,7 @@ def build_router(
     next_exchange = access.shared.next_exchange if access.shared else None
     parts = core, pools, config.edge, metrics, prompts.readers, pods.responses, next_exchange, prompts.unlisted
     forwarder = build_forwarder(*parts, front.kind, provider_senders(config, pools))
+    forwarder.held = pods.held
     objectives = pods.sources.objectives if front.has_objectives and config.admission is not None else ()
     edges = build_edge(
         pods, core, forwarder, records, policy_feed, access, files, objectives, lambda _app: router.run()

@@ -8,12 +8,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count, islice, product
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from router.apis.chat_rules import MAX_SEARCHED_BYTES, concerned_by
 from router.engines.prometheus import read_load
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import pod_reader, read_page
@@ -110,6 +112,14 @@ def test_a_continued_prompt_takes_the_loop_for_less_than_5_ms() -> None:
         taken.append(slowest_s(feeds(joiner, first_event(140_000))))
         assert joiner.has_begun and not joiner.fault
     assert min(taken) < 0.005
+
+
+@pytest.mark.parametrize("body", [b"111111111111111 ", b"-", b"1-", b"1e", b'"arguments":"'])
+def test_rules_of_chats_are_searched_in_less_than_5_ms(body: bytes) -> None:
+    text = (body + b" " * (MAX_SEARCHED_BYTES if body.startswith(b'"') else 0) + body * MAX_SEARCHED_BYTES)[
+        :MAX_SEARCHED_BYTES
+    ]
+    assert min(slowest_s([partial(concerned_by, text)]) for _ in range(5)) < 0.005
 
 
 @pytest.mark.parametrize("name", ["engine", "role", "handoff", "pulls", "kv-events", "id", "zone"])

@@ -12,6 +12,7 @@ import pytest
 from router.feeds import answers_test
 from router.feeds.answers_test import ANSWER_TOKENS, AnswersTest, missing_answers
 from router.feeds.self_test import SelfTestTiming
+from router.feeds.watch import Turn
 from router.types import Pod, Role
 from tests.kit.deadlines import running, until
 from tests.kit.fake_pods import Network, watched
@@ -95,10 +96,11 @@ async def test_the_next_turn_pulls_where_both_pods_pull(network: Network, pulls:
 
 
 async def test_nothing_is_known_where_the_prefill_pod_reports_no_cached_tokens(network: Network) -> None:
+    """It counts as a failed test, which is repeated at growing intervals: each time the pod computes a long answer."""
     world = AnsweringWorld(network, cached=None)
-    async with running(world.feed):
-        await until(lambda: len(world.asked) > 1)
-    assert world.decode.keeps_answers is None
+    turn = Turn(world.test.check)
+    assert await turn.check.run(world.decode, turn) is False
+    assert (world.decode.keeps_answers, turn.logged) == (None, set())
 
 
 async def test_a_decode_pod_that_does_not_answer_is_asked_again(network: Network) -> None:

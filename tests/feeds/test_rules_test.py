@@ -11,8 +11,8 @@ import pytest
 from loadtest.mock_engine.misreadings import MISREADINGS
 from loadtest.mock_engine.mock_config import MockEngineConfig
 from loadtest.mock_engine.mock_requests import EngineError, RequestParser
-from router.apis.chat_rules import MAX_SEARCHED_BYTES, RULES, concern
-from router.errors import ClientError, UpstreamBroken
+from router.apis.chat_rules import MAX_SEARCHED_BYTES, PLAIN, RULES, concern, concerned_by
+from router.errors import ClientError, UpstreamBroken, UpstreamError, UpstreamTimeout
 from router.feeds.self_test import SelfTest, SelfTestTiming
 from router.feeds.watch import Turn
 from router.prompt.apis.vllm_rust_chat import VllmRustChat
@@ -58,6 +58,8 @@ class Place:
         )
         self._engine = RequestParser(config)
         self.asked = 0
+        self.fails: Mapping[int, UpstreamError] = {}
+        """By number of the request to /tokenize, from 1: how it fails."""
 
     async def fingerprint(self, endpoint: Endpoint, body: Mapping[str, Any]) -> PromptPrefix | None:
         request = scenes.request("", endpoint=endpoint, body=b"", prompt={**body})
@@ -67,20 +69,22 @@ class Place:
             return None
 
     async def post(self, _pod: Pod, path: str, body: Any, _timeout_s: float) -> bytes:
-        self.asked += 1
         if path != "/tokenize":
-            raise UpstreamBroken("404")
+            raise self.fails.get(self.asked, UpstreamBroken("400", status=400))
+        self.asked += 1
+        if self.asked in self.fails:
+            raise self.fails[self.asked]
         try:
             tokens = self._engine.tokenize(msgspec.json.encode(body))
         except EngineError as error:
             raise UpstreamBroken(str(error)) from error
         return msgspec.json.encode({"tokens": list(tokens)})
 
-    async def misread(self) -> frozenset[str]:
+    async def misread(self, *, is_done: bool = True) -> frozenset[str]:
         (status,) = self.fleet.snapshot.pods
         test = SelfTest(self.fleet, LocalStore(), self.post, self.fingerprint, lambda _: False, SelfTestTiming())
         check = next(check for check in test.checks if check.name == "test of rules")
-        assert await check.run(status.pod, Turn(check))
+        assert await check.run(status.pod, Turn(check)) is is_done
         (after,) = self.fleet.snapshot.pods
         return after.pod.misreads
 
@@ -96,6 +100,23 @@ async def test_a_broken_rule_is_named(rule: str) -> None:
     assert rule in await Place(rule).misread()
 
 
+@pytest.mark.parametrize("failure", [UpstreamTimeout("late"), UpstreamBroken("busy", status=503)])
+async def test_a_chat_without_an_answer_is_asked_again(failure: UpstreamError) -> None:
+    """What the other chats have shown is known meanwhile."""
+    place = Place("developer")
+    place.fails = {len(RULES) + 1: failure}
+    assert "developer" in await place.misread(is_done=False)
+    place.fails = {}
+    assert "developer" in await place.misread()
+
+
+async def test_a_pod_that_refuses_all_chats_is_asked_once() -> None:
+    """As one that only embeds."""
+    place = Place("developer")
+    place.fails = {number: UpstreamBroken("400", status=400) for number in range(1, len(RULES) + 2)}
+    assert (await place.misread(), place.asked) == (frozenset(), len(RULES) + 1)
+
+
 def test_every_rule_can_be_broken() -> None:
     assert list(MISREADINGS) == [rule.name for rule in RULES]
 
@@ -105,6 +126,26 @@ def test_a_rule_concerns_its_own_chat_and_no_plain_one(rule: Any) -> None:
     plain = b'{"model":"m","messages":[{"role":"user","content":"Hi, 12.5 and 2026-11-29"}]}'
     assert concern([rule.name], msgspec.json.encode({"model": "m", **rule.chat}))
     assert not concern([rule.name], plain)
+    long = plain + b" " * MAX_SEARCHED_BYTES
+    assert concern([rule.name], long) and concerned_by(long) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "rule"),
+    [
+        ("1e-7", "small numbers"),
+        ("1E-05", "small numbers"),
+        ("0.00001", "small numbers"),
+        ("1e5", "large numbers"),
+        ("1.5E+300", "large numbers"),
+        ("1234567890.12345", "large numbers"),
+        ("12345678901234567890", "large numbers"),
+        ("123456789012.5", PLAIN),
+        ("re-use-1", PLAIN),
+    ],
+)
+def test_a_number_is_found_in_every_form(number: str, rule: str) -> None:
+    assert concerned_by(b'{"x": %b}' % number.encode()) == [rule]
 
 
 def test_only_chats_of_a_broken_rule_are_not_predicted() -> None:
@@ -116,5 +157,4 @@ def test_only_chats_of_a_broken_rule_are_not_predicted() -> None:
     pod = make_pod("a", misreads=frozenset({"developer"}))
     assert misreads(pod, request(b'{"messages":[{"role":"developer","content":"x"}]}'))
     assert not misreads(pod, request(b'{"messages":[{"role":"user","content":[]}]}'))
-    assert misreads(pod, request(b"x" * (MAX_SEARCHED_BYTES + 1))), "a long body is not searched"
     assert not misreads(make_pod("b"), request(b'{"messages":[{"role":"developer","content":"x"}]}'))

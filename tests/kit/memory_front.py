@@ -64,6 +64,8 @@ class MemoryExchange(Effects):
     is_over: bool = False
     disconnected: bool = False
     was_slow: bool = False
+    waits_until_s: float = 0.0
+    """Until when it waits for a pod again, or did."""
 
     # --- the client ---
 
@@ -166,6 +168,10 @@ class MemoryExchange(Effects):
     async def attempt(self, tracker: Tracker, candidate: Candidate, client: Downstream) -> None:
         self.tracker = tracker
         self.asked.append(candidate.pod.id)
+        await pause()
+
+    async def pod_again(self, request: InferenceRequest, owner: str, tenant: Tenant, until_s: float) -> None:
+        self.waits_until_s = until_s
         await pause()
 
     # --- what pods do ---

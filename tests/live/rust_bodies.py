@@ -4,12 +4,15 @@ Python, and some that it refuses."""
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.live.message_bodies import NAMES, OBJECTS, SCHEMAS, TEXTS, some
 
+SEED = int(os.environ.get("WARMROUTE_SEED", "58"))
 _NUMBERS = st.one_of(
     st.sampled_from(
         ["1e-7", "1E5", "0.00001", "1.5e-05", "-0", "-0.0", "1e16", "1.50", "18446744073709551616", "1e400", "5e-324"]
@@ -73,3 +76,23 @@ CHATS = some(
     add_special_tokens=st.booleans(),
     tool_choice=st.sampled_from(["auto", "none"]),
 )
+
+
+def random_chats(count: int) -> list[dict[str, Any]]:
+    """As many odd chats: the same for each seed."""
+    made: list[dict[str, Any]] = []
+
+    @seed(SEED)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(CHATS)
+    def keep(body: dict[str, Any]) -> None:
+        made.append(body)
+
+    keep()
+    return made

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from loadtest.commands.child_processes import free_port
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
@@ -27,12 +24,11 @@ from router.types import Endpoint, Generation
 from tests.kit import scenes
 from tests.live.engines import HOME, RUST_DATE, EngineProcess, start_renderer, start_rust_renderer
 from tests.live.harmony_goldens import FLAGS, MODEL
-from tests.live.rust_bodies import CHATS
+from tests.live.rust_bodies import SEED, random_chats
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 
 TRIED = 1000
-SEED = int(os.environ.get("WARMROUTE_SEED", "58"))
 FRONT_ENDS: dict[str, type[Conversion] | None] = {"rust": VllmRustChat, "python": None}
 MODELS = ("qwen3", "qwen2_5", "llama3_1", "llama3_2", "gemma3", "deepseek", "deepseek_v3")
 """Tokenizers with their own templates. That of the package of DeepSeek's has none, and gets that of tiny-llama."""
@@ -65,22 +61,7 @@ TEMPLATES = {
 @pytest.fixture(scope="module")
 def bodies() -> list[bytes]:
     """The same for all models."""
-    made: list[bytes] = []
-
-    @seed(SEED)
-    @settings(
-        max_examples=TRIED,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(CHATS)
-    def keep(body: dict[str, Any]) -> None:
-        made.append(msgspec.json.encode({"model": "tiny", **body}))
-
-    keep()
-    return made
+    return [msgspec.json.encode({"model": "tiny", **body}) for body in random_chats(TRIED)]
 
 
 def _folder(name: str, tmp_path: Path) -> Path:

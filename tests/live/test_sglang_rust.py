@@ -6,10 +6,8 @@ import json
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from loadtest.commands.child_processes import free_port
 from router.config.tokenizer_files import TokenizerSource, load_tokenizer
@@ -18,8 +16,8 @@ from router.prompt.fingerprint import Fingerprinter
 from router.prompt.template import ChatTemplate
 from router.types import Generation
 from tests.live.engines import HOME
-from tests.live.rust_bodies import CHATS
-from tests.live.test_rust_front_end import SEED, read
+from tests.live.rust_bodies import random_chats
+from tests.live.test_rust_front_end import read
 
 pytestmark = [pytest.mark.live, pytest.mark.net]
 
@@ -34,17 +32,7 @@ characters that are trimmed, odd variables."""
 def _bodies() -> list[bytes]:
     """Odd chats, without what this server refuses."""
     made: list[bytes] = []
-
-    @seed(SEED)
-    @settings(
-        max_examples=TRIED,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(CHATS)
-    def keep(body: dict[str, Any]) -> None:
+    for body in random_chats(TRIED):
         messages = [{**one, "role": one["role"] if one["role"] in _ROLES else "user"} for one in body["messages"]]
         for message in messages:
             message.pop("tools", None)
@@ -54,8 +42,6 @@ def _bodies() -> list[bytes]:
                 pairs = zip(calls, functions, strict=True)
                 message["tool_calls"] = [{**call, "function": function} for call, function in pairs]
         made.append(json.dumps({"model": "tiny", **body, "messages": messages, "max_tokens": 1}).encode())
-
-    keep()
     return made
 
 

@@ -96,6 +96,51 @@ def test_an_slo_that_cannot_be_met() -> None:
     assert is_served_by_fallback(rig, rig.chat(model="chat"), "overloaded")
 
 
+# --- or it waits for a pod again ---
+
+
+def held(rig: MemoryRouter, model: str = "m", **fields: Any) -> MemoryExchange:
+    """A request that may wait for pods has been sent to one, with the quota of its tenant."""
+    served = rig.chat(Tenant(name="t", quotas=(Quota(requests_per_minute=1),)), model=model, **fields)
+    assert served.context is not None
+    served.context.held_until_s = 900.0
+    return served
+
+
+@pytest.mark.parametrize("model", ["m", "chat"])
+def test_a_request_that_no_pod_has_received_waits_for_the_next_one(model: str) -> None:
+    """After fallbacks, if there are any. It counts once, and its time begins when the pod is there."""
+    rig = rig_of()
+    rig.known.fleet.event("b", PodEvent.EJECT)
+    served = held(rig, model)
+    while not served.waits_until_s:
+        served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    assert served.asked == ["a"] if model == "m" else ["a", "c"]
+    rig.now_s += 500.0
+    served.resume()
+    served.head()
+    served.piece(TOKEN)
+    served.end()
+    (ended,) = rig.known.ended
+    assert (ended.result, served.waits_until_s, rig.known.is_idle()) == ("ok", 900.0, True)
+    assert ended.e2e_ms < 1000 and ended.ttft_ms is not None and ended.ttft_ms < 1000
+
+
+@pytest.mark.parametrize("error", [UpstreamBroken, UpstreamTimeout])
+def test_one_that_a_pod_may_have_received_does_not(error: type[UpstreamBroken]) -> None:
+    rig = rig_of(retries=0)
+    served = held(rig)
+    served.fail(error("cut", pod=served.asked[-1]))
+    assert (served.status in (502, 504), served.waits_until_s) == (True, 0)
+
+
+def test_one_without_a_wait_does_not() -> None:
+    rig = rig_of(retries=0)
+    served = rig.chat(model="m")
+    served.fail(ConnectFailed("gone", pod=served.asked[-1]))
+    assert (served.status, served.waits_until_s) == (502, 0)
+
+
 def test_a_client_with_a_limit_of_its_own_chooses_no_fallback() -> None:
     """No pod could keep it."""
     rig = rig_of(admission=AdmissionConfig())

@@ -62,7 +62,7 @@ async def test_what_a_pod_lacks_is_tried_elsewhere_before_it_is_known(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer of the pod is only a suspicion: the router asks the pod itself. It is no failure of the pod."""
-    monkeypatch.setattr("router.engines.vllm.Vllm.rust_lacks", ())
+    monkeypatch.setattr("router.engines.vllm.Vllm.may_lack", {})
     async with deploy(engines=MIXED, policy="round_robin", wait=False) as deployment:
         await deployment.until(lambda: deployment.ready() == 2)
         rust = rust_pod(deployment)

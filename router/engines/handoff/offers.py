@@ -41,11 +41,7 @@ Offered: TypeAlias = Callable[[Opaque], object]
 """Called with each offer that was removed."""
 
 
-def _ignore(_: Opaque) -> None:
-    """Nobody wants the offer."""
-
-
-def without_offers(text: bytes, offered: Offered = _ignore) -> bytes:
+def without_offers(text: bytes, offered: Offered = lambda _: None) -> bytes:
     """JSON, or events with JSON, without its transfer parameters at any depth; no other byte changes. The key cannot be
     in a text: there its quotes are escaped."""
     kept, end = list[bytes](), 0
@@ -70,7 +66,7 @@ class OfferFilter:
     """Removes transfer parameters from one response, chunk by chunk: from whole lines of a `stream`, and from another
     response at its `end`, or while it is longer than is held."""
 
-    def __init__(self, stream: bool, offered: Offered = _ignore) -> None:
+    def __init__(self, stream: bool, offered: Offered = lambda _: None) -> None:
         self._stream = stream
         self._offered = offered
         self._held = b""

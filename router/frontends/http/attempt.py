@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
+from typing import TYPE_CHECKING
 
+from router.admission.tenant import Admitted, Tenant
 from router.decision import Candidate, Split
-from router.errors import UpstreamTimeout
+from router.errors import NoReadyPod, UpstreamTimeout
 from router.frontends.http.kv_transfer import PullExecutor, SplitExecutor
 from router.frontends.http.provider import ProviderSender
 from router.frontends.http.relay import AnyReply, message_error, relay, relay_joined
@@ -21,7 +23,12 @@ from router.request.continuation.kept_stream import KeptStream
 from router.request.continuation.later_pods import CHECK_S, MovePace
 from router.request.effects import Downstream
 from router.request.tracker import Tracker
-from router.types import PodId
+from router.types import InferenceRequest, PodId
+
+if TYPE_CHECKING:
+    from router.frontends.held_requests import HeldRequests
+GONE_S = 1.0
+"""Until the router may know that a pod is gone, its next requests wait."""
 
 
 class LeavingStreams:
@@ -66,6 +73,7 @@ class Forwarder(Waits):
     splits: SplitExecutor
     pulls: PullExecutor
     providers: Mapping[PodId, ProviderSender] = field(default_factory=dict)
+    held: HeldRequests | None = None
     _leaving: LeavingStreams = field(init=False, default_factory=LeavingStreams)
 
     def forward(self, context: RequestContext, client: Downstream) -> Awaitable[None]:
@@ -95,6 +103,12 @@ class Forwarder(Waits):
                 await relay(reply, client, tracker, headers)
         finally:
             reply.close()
+
+    async def pod_again(self, request: InferenceRequest, owner: str, tenant: Tenant, until_s: float) -> None:
+        assert self.held is not None
+        model = request.adapter or request.model
+        error = NoReadyPod(f"No pod that serves `{model}` is ready; retry later.", model=model)
+        await self.held.wait(error, Admitted(owner, tenant), len(request.body), until_s, GONE_S)
 
     async def _watched_open(self, tracker: Tracker, stream: KeptStream, candidate: Candidate) -> AnyReply:
         """As `_open`. Raises `UpstreamTimeout` where the pod fails its health checks before its response begins."""

@@ -2,8 +2,9 @@
 
 In a split the prefill pod computes the prompt; the decode pod receives its KV and responds. The dialect says whether
 the decode request follows the prefill response or both are sent at once. A failure of either ends both; the next
-candidate is tried without this handoff. A refusal of a body that the router changed is handled the same way: unless no
-candidate is left, the client only receives errors about its own body.
+candidate is tried without this handoff. A leg that hangs has failed (`fleet/legs.py`); KV that nobody will fetch is
+given back (`kv_returns.py`). A refusal of a body that the router changed is handled the same way: unless no candidate
+is left, the client only receives errors about its own body.
 
 A handoff is used once, soon after the prefill response, and only while its pod's process lives. An engine that receives
 an old one responds 200 with the text of another prompt, so only the router can prevent it.
@@ -21,8 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any, TypeVar
-
-import structlog
 
 from router.decision import Split
 from router.engines.engine_catalog import DIALECTS
@@ -48,9 +47,10 @@ from router.request.fleet_state import FleetState
 from router.request.inbound import EVENT_STREAM, media_type
 from router.request.response_reader import ResponseReader, has_early_error
 from router.request.tracker import Tracker
+from router.stores.logged_once import LoggedOnce
 from router.types import Pod, PodId, PodState, Role
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 PREFILL_GRACE_S = 0.5
 """The decode response waits at most this long for the cached-token count of the prefill response."""
@@ -63,17 +63,6 @@ LAST_LIMIT_S = 30.0
 """The same for the last candidate: the request itself may be slow, for a grammar or a picture that the pod fetches."""
 LEG_CHECK_S = 0.5
 """How often a leg is looked at that takes longer than its limit."""
-MAX_WARNED, MAX_SHOWN = 1024, 200
-FOREIGN = (
-    "a handoff names another host",
-    "if its peers may connect there, add the host to the pod's `handoff_hosts`",
-)
-OFFERS = (
-    "a decode pod holds the KV of its answers",
-    "nobody reads it: remove `bidirectional_kv_xfer` from the engine's --kv-transfer-config (docs/handoff.md#offers)",
-)
-
-log = structlog.get_logger()
 
 
 def still_has_kv(fleet: Fleet, pod: Pod) -> bool:
@@ -194,7 +183,7 @@ class SplitExecutor:
         self._calibrator = state.calibrator
         self._turns = FairTurns()
         self.returns = KvReturns(sender)
-        self._warned: set[tuple[str, PodId]] = set()
+        self._logged = LoggedOnce()
 
     async def open(self, tracker: Tracker, plan: Split) -> AnyReply:
         """The client's response once it has begun. Raises `UpstreamError`; then both requests have ended."""
@@ -293,9 +282,9 @@ class SplitExecutor:
         attempt: SplitAttempt,
         pod: Pod,
         least_s: float,
-        leg: asyncio.Task[T],
+        leg: asyncio.Task[_T],
         prefill: asyncio.Task[Any] | None = None,
-    ) -> T:
+    ) -> _T:
         """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs. The
         caller ends the leg."""
         legs, expected_ms, sent_s = self._legs, attempt.expected_ms, time.monotonic()
@@ -320,7 +309,7 @@ class SplitExecutor:
         if not waits:
             return UpstreamTimeout(why, pod=pod.id, doubtful=True)
         attempt.result = "decode_failed"
-        return HandoffFailed(f"{why}, others are answered", pod=attempt.pair.prefill.id, doubtful=True)
+        return HandoffFailed(f"{why}: its KV did not come", pod=attempt.pair.prefill.id, doubtful=True)
 
     async def _in_turn(self, attempt: SplitAttempt, prefill: asyncio.Task[WholeReply]) -> AnyReply:
         offered = self._offered(attempt, await prefill)
@@ -335,7 +324,8 @@ class SplitExecutor:
         attempt.began_s = time.monotonic()
         handoff = attempt.read(response.body)
         if handoff is not None and (address := foreign_address(handoff.params, attempt.pair.prefill)):
-            self._warn(attempt.pair.prefill, FOREIGN, address=address[:MAX_SHOWN])
+            hint = "if its peers may connect there, add the host to the pod's `handoff_hosts`"
+            self._logged.warn("a handoff names another host", pod=attempt.pair.prefill.id, address=address, hint=hint)
             return None
         if handoff is not None and handoff.response is not None:
             return self._complete(attempt, handoff.response)
@@ -362,13 +352,6 @@ class SplitExecutor:
             if not decode.done() and attempt.result == "ok" and not still_has_kv(self._fleet, pod):
                 attempt.result = "prefill_failed"
                 raise UpstreamBroken(f"pod {pod.id} died after its prefill response", pod=pod.id)
-
-    def _warn(self, pod: Pod, warning: tuple[str, str], **facts: str) -> None:
-        """Log a warning and its hint once for each pod."""
-        event, hint = warning
-        if (event, pod.id) not in self._warned and len(self._warned) < MAX_WARNED:
-            self._warned.add((event, pod.id))
-            log.warning(event, pod=pod.id, **facts, hint=hint)
 
     def _give_up(self, attempt: SplitAttempt, failed: PodId = "") -> None:
         """End the prefill request, and let the pod release the KV that it holds for nobody: also if it had responded
@@ -397,7 +380,8 @@ class SplitExecutor:
 
     def return_offer(self, pair: Pair, params: Opaque) -> None:
         """The decode pod holds the KV of its answer for a next turn. The prefill pod releases it."""
-        self._warn(pair.decode, OFFERS)
+        hint = "remove `bidirectional_kv_xfer` from its --kv-transfer-config (docs/handoff.md#offers)"
+        self._logged.warn("a decode pod holds the KV of its answers", pod=pair.decode.id, hint=hint)
         self.returns.give_back(pair.decode, pair.prefill, params)
 
     def _complete(self, attempt: SplitAttempt, response: bytes) -> WholeReply:

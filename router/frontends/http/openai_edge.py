@@ -195,6 +195,7 @@ class OpenAiEdge(HttpEdge):
             try:
                 context = await self._read(client)
                 if (error := held.unserved(context, self._reader.hosted)) is None:
+                    context.held_until_s = until_s
                     return context
             except NoReadyPod as found:
                 if not found.model:

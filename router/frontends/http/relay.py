@@ -158,10 +158,6 @@ class WholeReply(_ReadReply):
         """No connection is open."""
 
 
-def _nothing(*_: object) -> None:
-    """Nothing to do."""
-
-
 class HandoffReply(_ReadReply):
     """The response to a request with transfer parameters: without any in it, with `cached_tokens` in its usage where
     it has one. `first`: what was read of it; None: nothing yet. `closed` is called by `close`."""
@@ -171,8 +167,8 @@ class HandoffReply(_ReadReply):
         reply: AnyReply,
         first: bytes | None = None,
         cached_tokens: int | None = None,
-        closed: Callable[[], object] = _nothing,
-        offered: Offered = _nothing,
+        closed: Callable[[], object] = lambda: None,
+        offered: Offered = lambda _: None,
     ) -> None:
         self._reply = reply
         self._first = first

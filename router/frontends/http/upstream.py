@@ -58,10 +58,6 @@ def _is_out_of_files() -> bool:
         return error.errno in _LOCAL_ERRORS
 
 
-def _nothing(_: Connection) -> None:
-    """Nobody wants the connection."""
-
-
 class Reply:
     """One response that is being read. Always `close()` it; a fully read one returns its connection to the pool."""
 
@@ -146,7 +142,7 @@ class UpstreamPool:
             raise UpstreamBroken(f"{error}, after it closed a connection without a response", pod=self.pod) from error
 
     async def exchange_once(
-        self, message: Callable[[], UpstreamMessage], sent: Callable[[Connection], object] = _nothing
+        self, message: Callable[[], UpstreamMessage], sent: Callable[[Connection], object] = lambda _: None
     ) -> Reply:
         """The same for a request that no pod may receive twice: over a new connection, and `message` is called after
         the connection is established. `sent` is called with it once it has the request.
@@ -325,7 +321,7 @@ class UpstreamSender:
         pod: Pod,
         body: Callable[[], bytes],
         part: str = "",
-        sent: Callable[[Connection], object] = _nothing,
+        sent: Callable[[Connection], object] = lambda _: None,
     ) -> Awaitable[Reply]:
         """The same for a body that no pod may receive twice; `body` is called just before it is sent. `part`: see
         `Leg`; `sent`: see `exchange_once`."""

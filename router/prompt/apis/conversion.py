@@ -60,7 +60,7 @@ class Conversion:
         return False
 
     def reads_alike(self, body: Mapping[str, Any]) -> bool:
-        """Whether it surely reads a chat as vLLM does. Cheaper than to read it."""
+        """Whether it surely reads a chat as vLLM's front end in Python does. Cheaper than to read it."""
         return False
 
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:

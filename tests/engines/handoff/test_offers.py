@@ -106,6 +106,15 @@ def test_an_offer_that_is_too_large_is_not_used_and_nothing_of_it_is_sent() -> N
     assert (b"y" in text, found) == (False, [])
 
 
+def test_no_part_of_an_offer_passes_where_others_in_front_of_it_were_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left without those is shorter than an offer may be."""
+    monkeypatch.setattr(offers, "MAX_HELD_BYTES", 2 * OFFER.max_bytes)
+    offer = {FIELD: {"x": "y" * 20_000}}
+    text = json.dumps({FIELD: {"x": "y" * 2 * OFFER.max_bytes}, "n": "z" * 50_000, "o": offer}).encode()
+    one = OfferFilter(stream=False)
+    assert one.feed(text[:-10_000]) + one.feed(text[-10_000:]) + one.end() == b'{ "n": "%b", "o": {}}' % (b"z" * 50_000)
+
+
 def test_white_space_around_parameters_costs_no_more_than_other_bytes() -> None:
     """Quadratic time would be hours here."""
     space = b" " * 1_000_000
