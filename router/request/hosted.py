@@ -19,7 +19,7 @@ from router.errors import ConnectFailed, UpstreamError, UpstreamTimeout
 from router.fleet.breaker import Failures
 from router.observe.ended import UsedTokens
 from router.request.context import RequestContext
-from router.types import Endpoint, InferenceRequest
+from router.types import InferenceRequest
 
 PRIOR_TTFT_MS = 1000.0
 """Expected of a provider before its first answer."""
@@ -55,15 +55,12 @@ class HostedModel:
         if context.tenant.data_stays:
             why = f"Provider {name} is not asked, because the data of your account stays here (`data: stay`)."
             return NotAsked(name, "data_stays", why)
-        if not self.serves(endpoint):
+        if endpoint not in PROVIDER_APIS[self.provider.api].fields:
             return NotAsked(name, "endpoint", f"Provider {name} does not serve {endpoint.value}.")
         if now_s < self._paused_until_s:
             failures = self._failed.failures + self._failed.doubts
             return NotAsked(name, "failing", f"Provider {name} has failed {failures} times in a row.")
         return None
-
-    def serves(self, endpoint: Endpoint) -> bool:
-        return endpoint in PROVIDER_APIS[self.provider.api].fields
 
     def candidate(self, context: RequestContext, output_tokens: int) -> Candidate:
         """What is expected of it. `output_tokens`: of the answer."""

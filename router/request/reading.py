@@ -94,7 +94,7 @@ class RequestReader:
             key = conversation_key(session, owner, parsed, body)
             target = self._chosen(model, stored_model, named, tenant, owner, key)
         usage, streams = UsageShown.ALL, bool(getattr(parsed, "stream", False))
-        base, adapter = self._resolve(target.model or model, tenant, target, endpoint, streams)
+        base, adapter = self._resolve(target.model or model, tenant, target, streams)
         if parsed and (target.name or not parsed.model):
             parsed.model = adapter or base
             body = with_field(body, "model", parsed.model)
@@ -170,15 +170,13 @@ class RequestReader:
     def _may_use(self, tenant: Tenant, model: str) -> bool:
         return tenant.may_use(*(self._fleet.resolve(model) or (model, "")))
 
-    def _resolve(
-        self, model: str, tenant: Tenant, target: _Target, endpoint: Endpoint, stream: bool
-    ) -> tuple[str, str]:
+    def _resolve(self, model: str, tenant: Tenant, target: _Target, stream: bool) -> tuple[str, str]:
         """Base model and adapter. One that the tenant may not use does not exist for it. `target`: what it became of,
         if that is another name."""
         found = self._fleet.resolve(model)
         if found is None and (target.name or model in self._configured) and tenant.may_use(model, ""):
-            if any(one in self.hosted and self.hosted[one].serves(endpoint) for one in target.fallbacks):
-                return model, ""  # a provider may serve it
+            if any(one in self.hosted for one in target.fallbacks):
+                return model, ""  # a provider may serve it, or says why not
             raise NoReadyPod(f"No pod that serves `{model}` has started yet; retry later.", model=model, stream=stream)
         if found is None and not any(status.pod.models for status in self._fleet.snapshot.pods):
             raise NoReadyPod("No pod has said yet which models it serves; retry later.")

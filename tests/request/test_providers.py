@@ -183,11 +183,12 @@ def test_a_client_sees_no_usage_that_it_has_not_asked_for() -> None:
 
 
 def test_an_endpoint_that_it_does_not_have_is_refused_with_the_reason() -> None:
-    rig = without_pods()
-    served = rig.front.receive(
-        "/v1/messages", b'{"model":"chat","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
-    )
-    assert served.status == 503 and b"does not serve /v1/messages" in served.received
+    body = b'{"model":"chat","max_tokens":9,"messages":[{"role":"user","content":"hi"}]}'
+    gone = rig_of()
+    gone.known.fleet.sync([])
+    for rig in (without_pods(), gone):
+        served = rig.front.receive("/v1/messages", body)
+        assert served.status == 503 and b"Provider hosted does not serve /v1/messages." in served.received
 
 
 def test_the_data_of_a_tenant_can_stay() -> None:
