@@ -32,6 +32,12 @@ class ProviderPrice(Strict):
     """The price of prompt tokens that the provider had cached. Default: as `prompt`."""
     output: _Amount
 
+    def money(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+        """The price of a request. `cached_tokens`: of those of the prompt."""
+        cached = self.prompt if self.cached is None else self.cached
+        computed = (prompt_tokens - cached_tokens) * self.prompt
+        return (computed + cached_tokens * cached + output_tokens * self.output) / PER
+
 
 class Provider(Strict):
     """A hosted model that is a fallback of names. Its prompts leave this fleet, and cost money."""
@@ -69,9 +75,3 @@ class Provider(Strict):
     @cached_property
     def quotas(self) -> tuple[Quota, ...]:
         return (Quota(money_per_hour=self.budget_per_hour),)
-
-    def money(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
-        """The price of a request."""
-        cached = self.price.prompt if self.price.cached is None else self.price.cached
-        computed = prompt_tokens - cached_tokens
-        return (computed * self.price.prompt + cached_tokens * cached + output_tokens * self.price.output) / PER

@@ -6,7 +6,6 @@ One pod of a model is woken at a time, in the same order by all routers. A secon
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import structlog
 
 from router.engines.engine_catalog import ENGINES
 from router.errors import UpstreamError
-from router.feeds.supervise import loop_time_s, pause
+from router.feeds.supervise import loop_time_s, wait_until
 from router.feeds.watch import Check, Fetch, Post, Turn
 from router.fleet.fleet import Fleet
 from router.fleet.ledger import Ledger
@@ -95,14 +94,10 @@ class WakeUps:
         return is_awake
 
     async def _becomes_ready(self, pod_id: PodId) -> bool:
-        """Whether the probe finds the pod awake."""
-        changed = asyncio.Event()
-        unlisten, until_s = self.fleet.listen(lambda *_: changed.set()), loop_time_s() + TIMEOUT_S
-        try:
-            while (status := self.fleet.status(pod_id)) is not None and loop_time_s() < until_s:
-                if status.state is PodState.READY:
-                    return True
-                await pause(changed, LOOK_S)
-        finally:
-            unlisten()
-        return False
+        """Whether the probe finds the pod awake in time."""
+
+        def state() -> PodState | None:
+            return status.state if (status := self.fleet.status(pod_id)) else None
+
+        await wait_until(lambda: state() in (PodState.READY, None), TIMEOUT_S)
+        return state() is PodState.READY

@@ -124,7 +124,7 @@ class RequestContext(msgspec.Struct, eq=False):
     def begin_again(self, request: InferenceRequest) -> None:
         """Begin with another model. What was found for the last one counts no more, but for its failures."""
         self.request, self.reader = request, ResponseReader(self.reader.format)
-        self.prompt = self.policy = self.decision = self.recorded = self.candidate = self.ttft_limit_ms = None
+        self.prompt = self.policy = self.decision = self.candidate = self.ttft_limit_ms = None
         self.unread, self.workload, self.limit_headers, self.tries, self.status = "", "", [], 0, 0
         self.compared, self._split_refusal, self.failed_before = (), None, len(self.failures)
 

@@ -251,8 +251,7 @@ def usage_of(context: RequestContext, counted: int | None, unseen_tokens: int = 
     complete, and never less than what the client has received. `unseen_tokens`: what the pod has probably generated and
     not sent."""
     reader, served, estimated = context.reader, context.candidate, list[str]()
-    failures = len(context.failures) - context.failed_before
-    has_failed = context.status == 0 and 0 < failures >= context.tries
+    has_failed = context.status == 0 and 0 < len(context.failures) - context.failed_before >= context.tries
     if served is None or context.status >= 400 or has_failed:
         return UsedTokens()
     reported, cached_tokens = counted_prompt_tokens(context), context.cached_tokens

@@ -65,7 +65,7 @@ class HostedModel:
     def candidate(self, context: RequestContext, output_tokens: int) -> Candidate:
         """What is expected of it. `output_tokens`: of the answer."""
         cost = Cost.of([("prefill", self.ttft_ms)], self.ttft_ms)
-        money = self.provider.money(context.prompt_tokens, 0, output_tokens)
+        money = self.provider.price.money(context.prompt_tokens, 0, output_tokens)
         return Candidate(Direct(self.provider.pod), cost, money=money)
 
     def learn(self, context: RequestContext, error: BaseException | None, now_s: float) -> None:
@@ -101,7 +101,7 @@ def request_for(provider: Provider, request: InferenceRequest, left: tuple[str, 
 
 def most_money(provider: Provider, context: RequestContext) -> float:
     """The most that a request of this length costs."""
-    return provider.money(context.prompt_tokens, 0, _most_output_tokens(provider, context.request))
+    return provider.price.money(context.prompt_tokens, 0, _most_output_tokens(provider, context.request))
 
 
 def money_taken(
@@ -114,7 +114,7 @@ def money_taken(
     is_unknown = "output_tokens" in used.estimated and not request.stream
     output_tokens = context.reader.size_bytes if is_unknown else used.output_tokens
     output_tokens = min(output_tokens, _most_output_tokens(provider, request))
-    money = provider.money(used.prompt_tokens, used.cached_tokens, output_tokens)
+    money = provider.price.money(used.prompt_tokens, used.cached_tokens, output_tokens)
     context.candidate = replace(candidate, money=money)
     is_silent = isinstance(error, UpstreamTimeout) or not isinstance(error, Exception | None)
     return None if is_silent and not context.status else money

@@ -127,7 +127,6 @@ class Core:
                     context.begin_again(again)
         except RouterError as error:
             self.endings.failed(context, error, has_answered=client.started)
-            error.__traceback__ = None  # else a cycle with a frame that keeps the body
             raise
         except Exception:
             raise
@@ -197,7 +196,8 @@ class Core:
         charges.withdraw(context)
         try:
             context.begin_again(await do.in_thread(asked))
-            context.unread_tokens, context.reader = tokens, TokenCountingReader(context.reader.format)
+            context.recorded, context.unread_tokens = None, tokens
+            context.reader = TokenCountingReader(context.reader.format)
             if context.tenant.quotas:
                 await charges.begin(context, do)
             output_tokens = self.state.output_lengths.charged_tokens(context.request, context.tenant.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -113,3 +114,23 @@ async def test_a_client_that_leaves_meanwhile_is_counted() -> None:
         while not zero.core.ended:
             await asyncio.sleep(0)
     assert [one.result for one in zero.core.ended] == ["client_gone"]
+
+
+async def test_a_request_that_was_refused_is_not_kept_in_memory() -> None:
+    """Its error refers to frames that have its body, and the garbage collector comes late."""
+
+    def contexts() -> int:
+        return sum(isinstance(one, RequestContext) for one in gc.get_objects())
+
+    zero = Zero(0.05)
+    zero.start_pod("m")
+    zero.core.fleet.event("p", PodEvent.DRAIN)
+    gc.collect()
+    gc.disable()
+    try:
+        before = contexts()
+        async with zero.asked("m", stream=False) as reader:
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+        assert contexts() == before
+    finally:
+        gc.enable()

@@ -248,3 +248,13 @@ def test_what_a_client_leaves_at_a_fallback_costs_the_time_on_its_pod() -> None:
     served.leave()
     bill = msgspec.json.decode(rig.known.usage_lines[0])
     assert (served.asked[-1], bill["prompt_tokens"]) == ("c", 50) and bill["output_tokens"] > 0
+
+
+def test_a_decision_is_not_in_flight_once_a_quota_refuses_its_request_after_the_wait() -> None:
+    rig = rig_of()
+    rig.known.fleet.event("b", PodEvent.EJECT)
+    served = held(rig)
+    served.fail(ConnectFailed("gone", pod="a"))
+    rig.chat(Tenant(name="t", quotas=(Quota(requests_per_minute=1),)), model="n").leave()
+    served.resume()
+    assert (served.status, rig.known.recent.in_flight_tokens()) == (429, {})

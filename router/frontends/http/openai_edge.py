@@ -174,6 +174,7 @@ class OpenAiEdge(HttpEdge):
             if not isinstance(error, RouterError):
                 log.exception("request failed", request_id=head.id)
             self._answer(client, error)
+            error.__traceback__ = None  # a frame in it may have the error, and the body: a cycle stays in memory
         finally:
             if is_counted:
                 self.in_flight.give_back(owner, 1)
