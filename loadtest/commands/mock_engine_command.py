@@ -18,6 +18,7 @@ import typer
 import uvloop
 from zmq import ZMQError
 
+from loadtest.mock_engine.misreadings import MISREADINGS
 from loadtest.mock_engine.mock_config import HandoffConfig, HandoffDialect, MockEngineConfig
 from loadtest.mock_engine.mock_engine import MockEngine, serve
 from router.addresses import MAX_PORT
@@ -63,6 +64,10 @@ class MockEngineOptions:
         float, typer.Option(min=0, help="Seconds before it listens, as for a model that is loaded.")
     ] = 0.0
     prefill: Annotated[int, typer.Option(min=0, help="With --pd: number of prefill engines; the rest decode.")] = 0
+    rust: Annotated[int, typer.Option(min=0, help="Number of engines with vLLM's front end in Rust.")] = 0
+    misreads: Annotated[
+        str, typer.Option(help="A rule of chats that they break, such as `developer`.", show_default="none")
+    ] = ""
     api_key: Annotated[str, typer.Option(help="Key that requests need.", show_default="none")] = ""
     price: Annotated[
         str, typer.Option(help="INPUT,CACHED,OUTPUT of a million tokens: /metrics has a bill.", show_default="none")
@@ -77,14 +82,17 @@ def mock_engine_command(options: MockEngineOptions) -> None:
         raise typer.BadParameter(f"--port {options.port} leaves no port up to {MAX_PORT} for {options.count} engines")
     if options.prefill and not options.pd:
         raise typer.BadParameter("--prefill needs --pd: prefill engines hand their KV to the others")
+    if options.misreads not in ("", *MISREADINGS):
+        raise typer.BadParameter(f"--misreads: one of {', '.join(MISREADINGS)}")
     time.sleep(options.start_delay)
     try:
-        uvloop.run(serve(list(_configs(options)), _announce, options.drain_timeout))
+        uvloop.run(serve(list(configs(options)), _announce, options.drain_timeout))
     except (OSError, ZMQError) as error:
         raise ConfigError(f"cannot listen on {options.host}, ports from {options.port}: {error}") from error
 
 
-def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
+def configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
+    """Those of the engines, in the order of their ports."""
     priors = load_priors(shipped("config") / "models")
     tokenizer = mock_tokenizer()
     template = ChatTemplate(tokenizer)
@@ -106,6 +114,7 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
         block_size_tokens=options.block_size,
         num_blocks=options.num_blocks,
         max_model_len=min(MAX_CONTEXT_TOKENS, options.num_blocks * options.block_size),
+        misreads=options.misreads,
         api_key=options.api_key,
         price=_price(options.price) if options.price else None,
     )
@@ -113,6 +122,7 @@ def _configs(options: MockEngineOptions) -> Iterator[MockEngineConfig]:
         yield replace(
             first,
             port=options.port + index if options.port else 0,
+            front_end="rust" if index < options.rust else "",
             handoff=replace(handoff, role=Role.PREFILL) if index < options.prefill else handoff,
         )
 

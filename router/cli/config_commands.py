@@ -38,7 +38,7 @@ def check_command(
         bool,
         flag("--no-files", "For CI: skip the files, keys and folders of the router's machine, and all tokenizers."),
     ] = False,
-    probe: Annotated[bool, flag("--probe", "Ask pods, Redis and collector too. Exit code 1 if one fails.")] = False,
+    probe: Annotated[bool, flag("--probe", "Ask pods, Redis, providers, collector. Exit code 1 if one fails.")] = False,
 ) -> None:
     from router.cli.admin_client import AdminClient
     from router.cli.config_check import check_router
@@ -49,6 +49,7 @@ def check_command(
     parsed, found = check_router(config, policies or shipped("policies"), offline=offline, files=not no_files)
     names = ", ".join(policy.name for policy in found.active)
     listed: dict[str, Sequence[object]] = {"model": parsed.models, "pod": parsed.pods}
+    listed |= {"provider": parsed.providers} if parsed.providers else {}
     counts = ", ".join(f"{len(of)} {what}{'' if len(of) == 1 else 's'}" for what, of in listed.items())
     print(f"{config}: valid. {counts}, policies {names}.")
     for model, hint in without_cost(parsed.models).items():

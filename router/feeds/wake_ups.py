@@ -33,13 +33,13 @@ log = structlog.get_logger()
 
 @dataclass(slots=True, eq=False)
 class WakeUps:
-    """`waiting`: how many requests wait for a pod of a model or adapter. `now_s`: the clock of the ledger."""
+    """`is_wanted`: whether requests want a ready pod of a model or adapter. `now_s`: the clock of the ledger."""
 
     fleet: Fleet
     ledger: Ledger
     fetch: Fetch
     post: Post
-    waiting: Callable[[str], int]
+    is_wanted: Callable[[str], bool]
     now_s: Callable[[], float]
     _running: set[str] = field(default_factory=set)
     """Models of which a pod is being woken."""
@@ -67,7 +67,7 @@ class WakeUps:
         return pod.id == min(asleep, key=lambda pod_id: (self._failures[pod_id], pod_id))
 
     def _is_needed(self, pod: Pod) -> bool:
-        if any(map(self.waiting, (*pod.models, *pod.adapters))):
+        if any(map(self.is_wanted, (*pod.models, *pod.adapters))):
             return True
         ready, now_s = ready_pods(self.fleet.snapshot, pod.base_model), self.now_s()
         queues_ms = [self.ledger.on(s.pod.id).queue_ms(now_s) for s in (*ready.direct, *ready.prefill)]

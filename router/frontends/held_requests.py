@@ -26,6 +26,8 @@ from router.request.hosted import Hosted, NotAsked
 CHECK_S = 1.0
 """Time between two looks at the fleet: models and adapters of pods change without a change of state."""
 MIN_RETRY_S = 1.0
+WANTED_S = 10.0
+"""A pod is wanted for this time after a fallback has served a request in its place."""
 _KEY = "limits.max_waiting_for_pods"
 
 
@@ -42,11 +44,13 @@ class HeldRequests:
     _bounds: dict[str, FairBound] = field(default_factory=dict)
     _since_s: dict[str, float] = field(default_factory=dict)
     """When the first request of each model began to wait."""
+    _wanted_until_s: dict[str, float] = field(default_factory=dict)
     _starts_s: dict[str, float] = field(default_factory=dict)
     """How long the last start of a pod took, by model. All models are those of files, never of clients alone."""
 
-    def waiting(self, model: str) -> int:
-        return self._bounds[model].used if model in self._bounds else 0
+    def is_wanted(self, model: str) -> bool:
+        """Whether requests wait for a pod of the model, or a fallback has served one in its place lately."""
+        return model in self._bounds or monotonic() < self._wanted_until_s.get(model, 0.0)
 
     def unserved(self, context: RequestContext, hosted: Hosted) -> NoReadyPod | None:
         """Why a request should wait although pods have its model: none of them is ready, and no fallback can serve."""
@@ -56,6 +60,7 @@ class HeldRequests:
         found = [one for _, one in fallbacks_of(context, self.fleet, hosted, 0, monotonic())]
         not_asked = [one for one in found if isinstance(one, NotAsked)]
         if len(not_asked) < len(found):
+            self._wanted_until_s[model] = monotonic() + WANTED_S
             return None
         error = NoReadyPod(
             f"No pod that serves `{model}` is ready; retry later.", model=model, stream=context.request.stream

@@ -202,8 +202,8 @@ class FleetParts:
             return ()
         from router.feeds.wake_ups import WakeUps
 
-        fetch, post, waiting = self.pools.fetch, self.pools.post, self.held.waiting
-        return (WakeUps(self.fleet, self.state.ledger, fetch, post, waiting, time.monotonic).check,)
+        fetch, post, is_wanted = self.pools.fetch, self.pools.post, self.held.is_wanted
+        return (WakeUps(self.fleet, self.state.ledger, fetch, post, is_wanted, time.monotonic).check,)
 
     async def close(self) -> None:
         """Close all connections. Call it after the feeds have ended."""

@@ -35,6 +35,10 @@ def test_a_valid_configuration_is_summarized(typed: Typed, tmp_path: Path) -> No
     path.write_text("pods: [{url: 'http://a:8000', role: prefill, handoff: nixl}]\nlinks: {elsewhere: rdma_100}\n")
     ended = typed("config", "check", path)
     assert ended.code == 0 and "valid. 0 models, 1 pod, policies cost_aware." in ended.out
+    (tmp_path / "key").write_text("sesame")
+    hosted = "{name: h, url: 'https://a', model: m, key_file: key, price: {prompt: 1, output: 1}, budget_per_hour: 1}"
+    path.write_text(f"providers: [{hosted}]\n")
+    assert "valid. 0 models, 0 pods, 1 provider, policies cost_aware." in typed("config", "check", path).out
 
 
 def test_pods_of_discovery_are_said_to_be_unchecked(typed: Typed, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ class Router:
         breaker = Breaker(self.fleet, Probes())
         probe = PodProbe(self.fleet, breaker, rig.network.fetch, self._describe, Probes())
         now_s = lambda: asyncio.get_running_loop().time()  # noqa: E731
-        wakes = WakeUps(self.fleet, self.ledger, rig.network.fetch, rig.post, self.held.waiting, now_s)
+        wakes = WakeUps(self.fleet, self.ledger, rig.network.fetch, rig.post, self.held.is_wanted, now_s)
         self.watch = Watch(self.fleet, [[probe.check], [wakes.check]])
 
     def _describe(self, pod: Pod, _facts: Any) -> None:

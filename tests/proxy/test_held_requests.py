@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from router.admission.tenant import Admitted, Tenant
 from router.errors import NoReadyPod
@@ -163,3 +164,13 @@ def test_a_request_for_a_stored_response_does_not_wait_while_its_pod_drains(stor
     context, held = core.context(), HeldRequests(core.fleet, 60.0, 10)
     context.stored_pod = stored_pod
     assert (held.unserved(context, {}) is not None) is waits
+
+
+def test_a_pod_is_wanted_while_a_fallback_serves_in_its_place() -> None:
+    """Else no request would wake one that sleeps, and a provider would take money for good."""
+    core = CoreOfPods([make_pod("p"), make_pod("q")])
+    core.fleet.describe("q", models=("n",))
+    core.fleet.event("p", PodEvent.DRAIN)
+    context, held = core.context(), HeldRequests(core.fleet, 60.0, 10)
+    context.request = replace(context.request, fallbacks=("n",))
+    assert not held.is_wanted("m") and held.unserved(context, {}) is None and held.is_wanted("m")
