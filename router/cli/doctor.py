@@ -161,7 +161,8 @@ def _pod(it: Subject, status: PodStatus, worth: Mapping[str, str]) -> Finding:
     matching, why = it.parts.matching.of(pod)
     if it.skipped.intersection(pod.models):
         why = "not compared: its tokenizer comes from the hub; run this without --offline"
-    serves = f"ready, {pod.engine} {pod.version}".rstrip() + f", serves {', '.join(pod.models)}"
+    engine = " ".join(filter(None, (pod.engine, pod.version, pod.front_end and f"({pod.front_end})")))
+    serves = f"ready, {engine}, serves {', '.join(pod.models)}"
     answers = (worth.get(pod.id) or missing) if (missing := missing_answers(pod)) else ""
     found = f"{serves}; matching {matching.value}{why and f': {why}'}{answers and f'; {answers}'}"
     return Finding("warn" if why or answers else "ok", about, found)

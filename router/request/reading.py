@@ -149,16 +149,17 @@ class RequestReader:
             raise self._unknown(asked, tenant)
         is_model = asked in self._configured or self._fleet.resolve(asked) is not None
         entry = self._names.current.find(asked, is_model=is_model)
-        name, model, fallbacks = "", stored_model or asked, tuple[str, ...]()
+        name, model, fallbacks, is_reviewed = "", stored_model or asked, tuple[str, ...](), is_model
         if entry is not None:
             targets = entry.weights_for(owner, named)
             usable = {target: weight for target, weight in targets.items() if weight and self._may_use(tenant, target)}
             name, model = entry.name, stored_model or chosen_target(usable, key)
+            is_reviewed = len(usable) == sum(map(bool, targets.values()))
             if not model or not tenant.may_use(asked, ""):
                 raise self._unknown(asked, tenant)
             if not stored_model:
                 fallbacks = tuple(one for one in entry.fallbacks if one != model and self._may_use(tenant, one))
-        if not stored_model and (name or is_model):
+        if is_reviewed and not stored_model:
             self._names.recent.append(NameChoice(asked, name, model, owner, key))
         for number, one in enumerate(fallbacks if self._fleet.resolve(model) is None else (), 1):
             if one in self.hosted:

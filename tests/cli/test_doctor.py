@@ -126,6 +126,13 @@ def test_a_target_of_names_that_nobody_serves_is_a_warning(typed: Typed, tmp_pat
     assert any(line.startswith("warn model k: no pod serves it") for line in lines)
 
 
+def test_the_front_end_of_a_pod_is_named(typed: Typed, tmp_path: Path) -> None:
+    card = {"id": "m", "owned_by": "vllm-frontend-rs"}
+    with engine(others={"/v1/models": {"data": [card]}, "/version": {"version": "0.33.0"}}) as url:
+        _, lines = probed(typed, tmp_path / "router.yaml", f"{MODEL}pods: [{{url: '{url}'}}]\n")
+    assert "ready, vllm 0.33.0 (rust), serves m;" in lines[0]
+
+
 PROVIDER = (
     "providers: [{{name: hosted, url: '{url}', model: m, key_file: key, price: {{prompt: 1, output: 1}},"
     " budget_per_hour: 1}}]\n"

@@ -227,6 +227,15 @@ def test_a_change_is_reviewed_with_the_latest_requests() -> None:
     assert found.startswith("2 of 2 requests would become another")
 
 
+@pytest.mark.parametrize(("allowed", "reviewed"), [(("halves", "m", "n"), 1), (("halves", "n"), 0)])
+def test_a_tenant_that_may_not_use_all_targets_is_not_reviewed(allowed: tuple[str, ...], reviewed: int) -> None:
+    """Its weights are others: the review would find changes where there are none."""
+    names = NamesInUse(NAMES)
+    body = json.dumps({"model": "halves", "messages": HI}).encode()
+    reader(names).read(Endpoint.CHAT, {}, body, "r", tenant(*allowed))
+    assert len(names.recent) == reviewed
+
+
 def test_no_name_of_any_length_is_kept() -> None:
     """Not for reviews, and not in the answer; those that do not exist are none of the requests that are reviewed."""
     names = NamesInUse(NAMES)
