@@ -82,7 +82,7 @@ class InferenceRequest(RequestInputs, frozen=True, kw_only=True, gc=False):
     fallbacks: tuple[str, ...] = ()
     """Models, adapters or providers of its name that may serve it in place of this model."""
     fallback: str = ""
-    """Why a fallback serves it."""
+    """Why its target does not serve it; "" unless a fallback does."""
     prompts: int = 1
     """Number of prompts, of which only the first is read."""
     usage: UsageShown = UsageShown.ALL

@@ -31,6 +31,13 @@ _PADDED = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e-0[5-9]')
 _ODD_DATE = re.compile(r"%[^aAbBdeHIjmMpSyY%]")
 """Directives of dates that may mean something else in Rust."""
 _QUOTED = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\0": "\\0"}
+_EXTENDING = frozenset(
+    "\u09be\u09d7\u0b3e\u0b57\u0bbe\u0bd7\u0cc0\u0cc2\u0cc7\u0cc8\u0cca\u0ccb\u0cd5\u0cd6\u0d3e\u0d57\u0dcf\u0ddf"
+    "\u1715\u1734\u1b35\u1b3b\u1b3d\u1b43\u1b44\u1baa\u1bf2\u1bf3\u302e\u302f\ua953\ua9c0\uff9e\uff9f\U000111c0"
+    "\U00011235\U0001133e\U0001134d\U00011357\U000114b0\U000114bd\U000115af\U000116b6\U00011930\U0001193d"
+    "\U00016ff0\U00016ff1\U0001d165\U0001d166\U0001d16d\U0001d16e\U0001d16f\U0001d170\U0001d171\U0001d172"
+)
+"""What Rust escapes inside values besides marks without width (Mn, Me): `Grapheme_Extend` of Unicode."""
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;", "/": "&#x2f;"})
 
 
@@ -60,7 +67,8 @@ def _inside(value: Any) -> str:
 
 
 def _quoted(character: str) -> str:
-    if character.isprintable() and character not in _QUOTED and category(character) not in ("Mn", "Me"):
+    is_mark = category(character) in ("Mn", "Me") or character in _EXTENDING
+    if character.isprintable() and character not in _QUOTED and not is_mark:
         return character
     if category(character) in ("Cn", "Co"):
         raise TemplateError(f"whether Rust prints {character!r} as it is, is not known")
@@ -128,10 +136,6 @@ def _join(value: Any, between: str = "") -> str:
     return between.join(map(shown, value or ()))
 
 
-def _iterated(value: Any) -> Any:
-    return () if value is None else value
-
-
 def _strftime_now(date_format: str) -> str:
     if _ODD_DATE.search(date_format):
         raise TemplateError(f"the date {date_format!r}")
@@ -170,7 +174,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "trim": _trim,
     _CALLED: _method,
     _CONCATENATED: _join,
-    _LOOPED: _iterated,
+    _LOOPED: lambda value: () if value is None else value,
 }
 _OTHER_FILTERS = frozenset({"attr", "format", "pprint", "round"})
 """Filters that print something else in minijinja: templates with them are not read."""

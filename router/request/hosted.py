@@ -78,7 +78,7 @@ class HostedModel:
         elif isinstance(error, UpstreamError):
             failed.add_doubt(context.client, self.clients_to_pause, now_s)
         doubts = failed.doubts if len(failed.clients) >= self.clients_to_pause else 0
-        if failed.failures + doubts >= FAILURES_TO_PAUSE:
+        if isinstance(error, UpstreamError) and failed.failures + doubts >= FAILURES_TO_PAUSE:
             self._paused_until_s = now_s + PAUSE_S
         if context.candidate is not None and context.first_token_s is not None and context.request.stream:
             ttft_ms = (context.phases.began_s + context.first_token_s - context.sent_s) * 1000

@@ -144,6 +144,7 @@ class Core:
         request, fleet, not_asked = context.request, self.state.fleet, list[NotAsked]()
         if not may_fall_back(context, error):
             raise error
+        why = request.fallback or error.code
         found = fallbacks_of(context, fleet, self.rules.hosted, context.pods_failed, self.clock.now_s())
         for number, one in found:
             left = request.fallbacks[number:]
@@ -151,7 +152,7 @@ class Core:
                 not_asked.append(one)
             elif isinstance(one, HostedModel):
                 try:
-                    asked = partial(request_for, one.provider, request, left, error.code)
+                    asked = partial(request_for, one.provider, request, left, why)
                     if (refusal := await self._serve_hosted(context, one, asked, client, do)) is None:
                         return None
                     not_asked.append(refusal)
@@ -163,7 +164,7 @@ class Core:
                 if self.charges is not None:
                     self.charges.withdraw(context)
                 salts = accepts_salt(fleet.snapshot, one[1] or one[0], request.endpoint)
-                return await do.in_thread(partial(for_model, request, one, left, error.code, salts=salts))
+                return await do.in_thread(partial(for_model, request, one, left, why, salts=salts))
         if may_wait(context, error):
             return await self._for_next_pod(context, request, do)
         for refusal in not_asked:
@@ -171,11 +172,12 @@ class Core:
         raise with_reasons(error, not_asked)
 
     async def _for_next_pod(self, context: RequestContext, request: InferenceRequest, do: Effects) -> InferenceRequest:
-        """The same request, once a pod may serve it. Its times begin then."""
+        """The same request, once a pod may serve it. Its times and failures begin then."""
         if self.charges is not None:
             self.charges.withdraw(context)
         await do.pod_again(request, context.owner, context.tenant, context.held_until_s)
         context.phases.restart(self.clock.now_s())
+        context.failures = ()
         return request
 
     async def _serve_hosted(

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from router.config.schema import Edge
-from router.errors import Overloaded
+from router.errors import Overloaded, UpstreamBroken
 from router.frontends.http.exchange import MAX_LATE_BYTES, Exchange
 from router.request.context import RequestContext
 from tests.api.test_openai_edge import make_edge
@@ -106,6 +106,22 @@ async def test_a_refusal_after_that_is_an_error_event(path: str) -> None:
     error = json.loads(data.removeprefix(b"data: "))
     assert name == b"event: error" and error["type"] == "error"
     assert error["error"]["message"] == "The fleet is full." and error["code"] == "overloaded"
+
+
+async def test_a_response_that_is_no_stream_and_breaks_is_one_error_event() -> None:
+    """What has come of it is left out."""
+
+    def broken(client: Exchange) -> None:
+        client.start(200, [(b"content-type", b"application/json"), (b"content-length", b"100")])
+        client.put(b'{"choices": [')
+        raise UpstreamBroken("pod a: cut", pod="a")
+
+    async with waiting(broken) as (reader, may_answer):
+        await reader.readuntil(COMMENT)
+        may_answer()
+        event = (await rest_of(reader)).replace(COMMENT, b"").strip()
+    name, data = event.split(b"\n")
+    assert name == b"event: error" and json.loads(data.removeprefix(b"data: "))["code"] == "upstream_broken"
 
 
 @pytest.mark.parametrize(("status", "name"), [(400, b"event: error\n"), (200, b"")])

@@ -118,6 +118,7 @@ def test_the_next_serves_what_it_does_not(error: type[UpstreamBroken]) -> None:
     assert served.asked == [ASKED, "provider/other"] and served.context is not None
     answered(served)
     assert (rig.known.ended[0].model, rig.known.ended[0].result) == ("other", "ok")
+    assert rig.known.ended[0].fallback == "no_ready_pod", "why the target does not serve it"
 
 
 def test_nothing_is_asked_again_after_the_first_piece() -> None:
@@ -268,6 +269,16 @@ def test_one_that_fails_in_a_row_is_left_out_for_a_while() -> None:
     assert refused.asked == [] and b"failed 3 times in a row" in refused.received
     rig.now_s += PAUSE_S
     assert rig.chat(model="chat").asked == [ASKED]
+
+
+def test_a_client_that_leaves_does_not_keep_it_left_out() -> None:
+    """Its time is over, and how often it failed before counts no more."""
+    rig = without_pods()
+    for number in range(FAILURES_TO_PAUSE):
+        rig.chat(Tenant(name=f"t{number}"), model="chat").fail(UpstreamBroken("cut", pod=ASKED))
+    rig.now_s += PAUSE_S
+    rig.chat(Tenant(name="evil"), model="chat").leave()
+    assert rig.chat(Tenant(name="good"), model="chat").asked == [ASKED]
 
 
 def test_requests_of_one_client_do_not_take_it_from_others() -> None:

@@ -326,7 +326,8 @@ class Exchange(msgspec.Struct, eq=False):
     # --- the response ---
 
     def start(self, status: int, headers: HeaderList) -> None:
-        """Set status and headers, which are sent with the first piece of body. Frees the request body.
+        """Set status and headers, which are sent with the first piece of body. Frees the request body. Of a stream that
+        was kept open, again for an error: what has come of a response that is no stream is left out then.
 
         Raises `ValueError` if a header contains a line break."""
         self.started = True
@@ -336,6 +337,8 @@ class Exchange(msgspec.Struct, eq=False):
             self._set_head(status, headers)
         elif status != 200 or media_type(dict(headers)) != EVENT_STREAM:
             self._late, self._late_event = b"", b"" if status == 200 else b"event: error\n"
+        else:
+            self._late = None
 
     def _set_head(self, status: int, headers: HeaderList) -> None:
         if self.cors_headers:

@@ -309,7 +309,7 @@ class OpenAiEdge(HttpEdge):
 
     def _answer(self, client: AnyExchange, error: Exception) -> None:
         head, names_pods = client.head, self._edge.route_headers
-        if client.kept_open and not client.started:
+        if client.kept_open and not client.response_complete:
             client.start(200, _EVENTS)
             end_broken_stream(client, stream_error_body(error, head.path, names_pods=names_pods))
             return

@@ -9,27 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-import msgspec
-
 from router.prompt.apis.conversion import not_converted
 from router.prompt.conversation import MAX_ARGUMENTS_CHARACTERS, ChatMessage, UnreadReason, Unrenderable
 from router.prompt.media import media_parts
-from router.prompt.serde import as_serde, read_json
 
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 """Fields with the same text, of which a message may have one."""
-
-
-def decoded(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a chat with their JSON read as serde reads it. Raises `Unrenderable`."""
-    if body.get("chat_template") is not None:
-        refuse("a chat template in the request")
-    try:
-        given = {name: as_serde(value) for name, value in body.items() if name != "messages"}
-    except (ValueError, RecursionError) as error:
-        raise not_converted(f"JSON: {error}") from error
-    messages = body["messages"]
-    return {**given, "messages": [read_json(one) if isinstance(one, msgspec.Raw) else one for one in messages]}
 
 
 def read_messages(given: Sequence[Any], *, keeps_parts: bool) -> list[ChatMessage]:

@@ -11,11 +11,11 @@ from jinja2 import Template
 
 from router.prompt import minijinja
 from router.prompt.apis.conversion import Conversion, not_converted
-from router.prompt.apis.rust_messages import decoded, read_messages, read_tools, refuse
+from router.prompt.apis.rust_messages import read_messages, read_tools, refuse
 from router.prompt.conversation import BILLING_HEADER, ChatMessage, UnreadReason, Unrenderable, plain_messages
 from router.prompt.harmony import ANSWER, CONSTRAIN, EFFORTS, Harmony, HarmonyMessage, SeparateTexts
 from router.prompt.sandbox import cut_at_tag, tag_final_message
-from router.prompt.serde import read_json
+from router.prompt.serde import as_serde, read_json
 from router.prompt.template import ChatTemplate, detect_rust_format
 
 _EFFORTS = frozenset({"none", "minimal", "low", "medium", "high", "xhigh", "max"})
@@ -163,7 +163,15 @@ class VllmRustChat(Conversion):
         return RustHarmony(given) if isinstance(given, Harmony) else RustTemplate(given)
 
     def chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return decoded(body)
+        """The fields of a chat with their JSON read as serde reads it. Raises `Unrenderable`."""
+        if body.get("chat_template") is not None:
+            refuse("a chat template in the request")
+        try:
+            given = {name: as_serde(value) for name, value in body.items() if name != "messages"}
+        except (ValueError, RecursionError) as error:
+            raise not_converted(f"JSON: {error}") from error
+        messages = body["messages"]
+        return {**given, "messages": [read_json(one) if isinstance(one, msgspec.Raw) else one for one in messages]}
 
     def encloses(self, body: Mapping[str, Any]) -> bool:
         return bool(body.get("add_special_tokens"))
@@ -171,7 +179,7 @@ class VllmRustChat(Conversion):
     def reads_alike(self, body: Mapping[str, Any]) -> bool:
         messages = body["messages"]
         is_raw = body.keys() == {"messages"} and isinstance(messages[0], msgspec.Raw)
-        return is_raw and plain_messages(messages) is not None and self.reads_plain(messages)
+        return is_raw and self.reads_plain(messages) and plain_messages(messages) is not None
 
     def reads_plain(self, messages: Sequence[msgspec.Raw]) -> bool:
         return self._renders_alike and not any(_may_differ(message) for message in messages)

@@ -103,6 +103,13 @@ def test_numbers_are_those_of_serde(deepseek: Tokenizer, sent: str, printed: str
     assert f'{{"x": {printed}, "y": "1e-07"}}' in text
 
 
+def test_marks_are_escaped_inside_values(deepseek: Tokenizer) -> None:
+    """Also vowels of Bengali and Tamil, which Python does not count as marks of no width."""
+    asked = {"x": "\u0995\u09be \u0b95\u0bbe e\u0301"}
+    text = rendered(deepseek, "{{ [x] }}{{ x }}", HI, chat_template_kwargs=asked)
+    assert text == '["\u0995\\u{9be} \u0b95\\u{bbe} e\\u{301}"]' + asked["x"]
+
+
 def test_absent_tools_are_undefined(deepseek: Tokenizer) -> None:
     assert rendered(deepseek, "{{ tools is defined }}{{ documents is defined }}", HI) == "FalseFalse"
 
