@@ -7,6 +7,8 @@ tenant.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,7 +33,7 @@ from router.request.parse import (
 from router.request.usage_filter import asking_options, shown_usage
 from router.types import MAX_NAME_CHARACTERS, Endpoint, InferenceRequest, UsageShown
 
-MAX_LISTED_CHARACTERS = 500
+MAX_LISTED_CHARACTERS, MAX_LISTED_NAMES = 500, 100
 
 
 class _Target(NamedTuple):
@@ -186,11 +188,17 @@ class RequestReader:
         return found
 
     def _unknown(self, model: str, tenant: Tenant) -> UnknownModel:
-        usable = sorted(self._usable(tenant))
+        usable = sorted({*self._usable(tenant), *self._usable_names(tenant)})
         known = f" Models: {shortened(', '.join(usable), MAX_LISTED_CHARACTERS)}." if usable else ""
         add = "To add one, start a pod that serves it under this name."
         name = shortened(model, MAX_LISTED_CHARACTERS)
         return UnknownModel(f"The model `{name}` does not exist.{known} {add}", param="model")
+
+    def _usable_names(self, tenant: Tenant) -> list[str]:
+        """Those of the first names that the tenant may use, with a model that they may become."""
+        listed = islice(self._names.current.exact.values(), MAX_LISTED_NAMES) if self._names else ()
+        may_use = partial(self._may_use, tenant)
+        return [one.name for one in listed if tenant.may_use(one.name, "") and any(map(may_use, one.weights))]
 
     def _usable(self, tenant: Tenant) -> list[str]:
         """The models, without adapters, that the tenant may use."""

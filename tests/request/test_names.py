@@ -167,6 +167,11 @@ def test_a_tenant_needs_the_name_and_a_model_that_it_becomes() -> None:
             read({"model": "alias", "messages": HI}, tenant=tenant(*models))
 
 
+def test_the_message_about_an_unknown_model_lists_the_names_that_a_tenant_may_use() -> None:
+    with pytest.raises(UnknownModel, match=r"does not exist\. Models: alias, m\. "):
+        read({"model": "nobody", "messages": HI}, tenant=tenant("alias", "nobody", "m", "beta-x", "n-x"))
+
+
 def test_weights_are_those_of_the_models_that_a_tenant_may_use() -> None:
     bodies = [{"messages": [{"role": "user", "content": f"{number}"}]} for number in range(20)]
     assert models_of(bodies, "/v1/chat/completions", tenant=tenant("halves", "n")) == {"n"}

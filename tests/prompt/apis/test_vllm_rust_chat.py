@@ -110,6 +110,12 @@ def test_marks_are_escaped_inside_values(deepseek: Tokenizer) -> None:
     assert text == '["\u0995\\u{9be} \u0b95\\u{bbe} e\\u{301}"]' + asked["x"]
 
 
+def test_words_begin_after_space_and_punctuation_of_ascii(deepseek: Tokenizer) -> None:
+    """In Python also after a digit. Their first letter is a capital, where Python has one of its own for titles."""
+    template = "{{ \"it's THE 2nd-day\" | title }}|{{ 'ΑΣ ßa' | title }}|{{ 'ßA' | capitalize }}|{{ '2nd'.title() }}"
+    assert rendered(deepseek, template, HI) == "It'S The 2nd-Day|Ασ SSa|SSa|2Nd"
+
+
 def test_absent_tools_are_undefined(deepseek: Tokenizer) -> None:
     assert rendered(deepseek, "{{ tools is defined }}{{ documents is defined }}", HI) == "FalseFalse"
 
