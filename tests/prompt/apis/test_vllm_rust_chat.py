@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -165,12 +166,33 @@ def test_a_message_is_continued_without_more(deepseek: Tokenizer) -> None:
         {"role": "tool", "content": "x"},
         calling("{bad"),
         calling('{"x": 1e400}'),
+        {"role": "developer", "content": "x", "tools": 5},
     ],
 )
 def test_a_chat_that_it_refuses_is_not_read(deepseek: Tokenizer, message: Any) -> None:
     with pytest.raises(Unrenderable) as error:
         rendered(deepseek, DUMP, HI, message)
     assert error.value.reason is UnreadReason.NOT_CONVERTED
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{**LOOK, "x": float("inf")}]},
+        {"documents": [10**400]},
+        {"reasoning_effort": ["low"]},
+    ],
+)
+def test_fields_that_serde_refuses_are_not_read(deepseek: Tokenizer, fields: dict[str, Any]) -> None:
+    """Such as 1e400, which other JSON readers take for infinity."""
+    with pytest.raises(Unrenderable):
+        rendered(deepseek, DUMP, HI, **fields)
+
+
+def test_fields_that_are_nested_too_deeply_are_not_read(deepseek: Tokenizer) -> None:
+    nested = reduce(lambda inner, _: [inner], range(5000), list[Any]())
+    with pytest.raises(Unrenderable):
+        rendered(deepseek, DUMP, HI, chat_template_kwargs={"x": nested})
 
 
 def test_special_tokens_are_put_around_a_chat_that_asks_for_them(deepseek: Tokenizer) -> None:
