@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from unicodedata import category
 
 import httpx
 import msgspec
@@ -125,6 +126,36 @@ def test_odd_chats_have_the_tokens_of_each_front_end(
     # these bodies are full, the router reads nothing.
     accepted = TRIED - results["refused"]
     assert accepted > TRIED / 20 and results["unread"] < accepted * (0.5 if name == "dump" else 0.05)
+
+
+PRINTED = (
+    "{% for c in x %}{{ [c] }}{{ (c ~ 'aB ' ~ c) | title }}{{ (c ~ 'Bc') | capitalize }}{{ c | upper | lower }}"
+    "{{ c | trim }}{{ ('a' ~ c ~ 'b').split() | length }}{{ c | e }}{{ c | tojson }}\n{% endfor %}"
+)
+NEWER = frozenset("\u019b\u0264\ua7d3\ua7d5\U0001171e")
+"""Of them Python 3.11 has an older Unicode."""
+
+
+def test_every_character_is_printed_as_minijinja_prints_it(tmp_path: Path) -> None:
+    model, template = HOME / "model" / "tiny-llama", tmp_path / "template.jinja"
+    template.write_text(PRINTED)
+    tokenizer = load_tokenizer(TokenizerSource(str(model)), fast=True)
+    fingerprinter = Fingerprinter(tokenizer, ChatTemplate(tokenizer, PRINTED), Generation(model="tiny"))
+    characters = [one for one in map(chr, range(0x20, 0x20000)) if category(one) not in ("Cn", "Co", "Cs")]
+    wrong: set[str] = set()
+    with (
+        _renderer("rust", "characters", model, template) as renderer,
+        httpx.Client(base_url=renderer.url, timeout=60) as client,
+    ):
+        for start in range(0, len(characters), 1000):
+            asked = characters[start : start + 1000]
+            messages = [{"role": "user", "content": "x"}]
+            raw = msgspec.json.encode({"model": "tiny", "messages": messages, "chat_template_kwargs": {"x": asked}})
+            answer = client.post(f"{Endpoint.CHAT}/render", content=raw, headers={"content-type": "application/json"})
+            both = answer.json()["token_ids"], read(fingerprinter, raw, VllmRustChat) or []
+            lines = [tokenizer.text_of(tokens, special=True).split("\n") for tokens in both]
+            wrong.update(one for one, engine, ours in zip(asked, *lines, strict=False) if engine != ours)
+    assert wrong <= NEWER
 
 
 def read(fingerprinter: Fingerprinter, raw: bytes, conversion: type[Conversion] | None) -> list[int] | None:
