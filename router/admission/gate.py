@@ -38,6 +38,15 @@ class AdmissionGate:
             )
         return tenant
 
+    def again(self, tenant: Tenant) -> Tenant:
+        """The same tenant as it is now, for a request that has waited for minutes. Raises `AccessDenied`."""
+        if self._tenants is None:
+            return tenant
+        current = self._tenants().by_name.get(tenant.name)
+        if current is None or current.is_suspended:
+            raise AccessDenied("The account of this API key is suspended.")
+        return current
+
     def admit(self, path: str, headers: Mapping[bytes, bytes], now_s: float) -> Tenant | RouterError:
         """The tenant, or the error to answer with. `headers`: the first value of each lower-case name; `now_s`: Unix
         time."""

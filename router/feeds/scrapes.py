@@ -49,6 +49,8 @@ PINNED_USAGE, PINNED_S = 0.01, 10.0
 _SMOOTHING = 1 / 32
 SILENCE_S, SILENT_PAUSE_S = 3.0, 60.0
 """SGLang publishes its load each second. A pod that does not is scraped for a while before it is followed again."""
+MAX_EARLY = 1000
+"""Messages in one interval, for a pod that publishes each step."""
 _WITH_WORK = (PodState.READY, PodState.DRAINING)
 _T = TypeVar("_T")
 
@@ -90,11 +92,12 @@ def metered(work: Coroutine[Any, Any, _T], spend: Callable[[float], None]) -> Ge
 
 async def _published(link: ZmqLink, pod: Pod, from_s: float) -> PodLoad:
     """The first load that the pod publishes after a time. Raises `LOST`, `OutOfBounds` and `OutOfRange`."""
-    while True:
+    for _ in range(MAX_EARLY):
         async with asyncio.timeout(SILENCE_S):
             message = await link.receive()
         if (now_s := time.monotonic()) >= from_s:
             return ENGINES[pod.engine].parse_published_load(message[-1], now_s)
+    raise OutOfRange(f"published load: more than {MAX_EARLY} messages in an interval")
 
 
 @dataclass(slots=True)

@@ -23,6 +23,8 @@ MIN_EXPECTED_MS = 250.0
 """Minimum expected time in what is learnt: steps and networks vary."""
 OVERTAKEN_S = 2.0
 """A leg that was sent this much later should be answered later, although pods read requests in parallel."""
+MAX_SLOWNESS = 8.0
+"""One request that is slow for its own reasons must not make the limits of all others too long."""
 KEPT = 63 / 64
 """What each leg leaves of the pod's slowest one."""
 
@@ -41,16 +43,20 @@ class LegTimes:
         return max(self._slowness.get(pod, 1.0) * (LIMIT_FACTOR * expected_ms + queued_ms) / 1000, least_s)
 
     def answered(self, pod: PodId, expected_ms: float, sent_s: float, now_s: float) -> None:
-        slowness = (now_s - sent_s) * 1000 / max(expected_ms, MIN_EXPECTED_MS)
+        slowness = min((now_s - sent_s) * 1000 / max(expected_ms, MIN_EXPECTED_MS), MAX_SLOWNESS)
         self._slowness[pod] = max(slowness, 1.0, KEPT * self._slowness.get(pod, 1.0))
         self._answered[pod] = (max(sent_s, self._answered.get(pod, (-inf, -inf))[0]), now_s)
 
-    def hangs(self, pod: PodId, sent_s: float, limit_s: float, piece_at_s: float, now_s: float) -> bool:
-        """Whether a leg without a response hangs. `piece_at_s`: of the last piece of a stream from its pod."""
+    def hangs(
+        self, pod: PodId, sent_s: float, limit_s: float, piece_at_s: float, now_s: float, *, is_last: bool = False
+    ) -> bool:
+        """Whether a leg without a response hangs. `piece_at_s`: of the last piece of a stream from its pod. The last
+        candidate may be overtaken: another would be no faster."""
         if now_s - sent_s < limit_s:
             return False
         latest_sent_s, answered_s = self._answered.get(pod, (-inf, -inf))
-        return now_s - max(answered_s, piece_at_s) >= limit_s or latest_sent_s - sent_s >= OVERTAKEN_S
+        is_overtaken = not is_last and latest_sent_s - sent_s >= OVERTAKEN_S
+        return is_overtaken or now_s - max(answered_s, piece_at_s) >= limit_s
 
     def _remove_gone(self, pod: Pod, _old: PodState, new: PodState) -> None:
         if new is PodState.GONE:

@@ -12,6 +12,7 @@ from router.prompt.conversation import UnreadReason, Unrenderable
 
 _MAX_INTEGER, _MIN_INTEGER = 2**64 - 1, -(2**63)
 _MAX_POWER = 308
+_POWERS = tuple([float(f"1e{power}") for power in range(_MAX_POWER + 1)])
 _MAX_DIGITS = 20
 """Digits of the largest integer of 64 bits."""
 
@@ -49,7 +50,7 @@ def serde_float(text: str) -> float:
     while value and power < -_MAX_POWER:
         value, power = value / 1e308, power + _MAX_POWER
     if value:
-        value = value * float(f"1e{power}") if power >= 0 else value / float(f"1e{-power}")
+        value = value / _POWERS[-power] if power < 0 else value * _POWERS[power] if power <= _MAX_POWER else math.inf
     if value == math.inf:
         raise ValueError(f"{text[:40]} is too large")
     return -value if mantissa[0] == "-" else value

@@ -7,11 +7,16 @@ import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from hashlib import sha256
+from math import inf
 from typing import Any, cast
 
 import pytest
 
+from router.admission.gate import AdmissionGate
 from router.admission.names import ModelName, Names, NamesInUse
+from router.admission.tenant import KeyGrant, Tenant, Tenants
 from router.config.schema import Edge, Limits
 from router.fleet.fleet import PodEvent
 from router.frontends.held_requests import HeldRequests
@@ -32,13 +37,14 @@ NAMES = Names({"chat": ModelName("chat", {"n": 1.0})}, (), frozenset({"n"}))
 class Zero:
     """An edge in front of a fleet without pods; `m` is configured, `chat` is a name of `n`."""
 
-    def __init__(self, hold_s: float | None = 5.0) -> None:
+    def __init__(self, hold_s: float | None = 5.0, gate: AdmissionGate | None = None) -> None:
         self.core, self.forwarded, self.waiting = CoreOfPods([]), list[RequestContext](), asyncio.Event()
         settings = Edge(keep_alive_s=0.01)
         reader = RequestReader(self.core.fleet, settings, 100, frozenset({"m"}), NamesInUse(NAMES))
         held = HeldRequests(self.core.fleet, hold_s, 10, lambda *_: self.waiting.set()) if hold_s else None
         forwarder = Forwarder(self._forward)
-        self.edge = cast(Any, edge_of(self.core, forwarder, edge=settings, limits=Limits(), reader=reader, held=held))
+        parts: dict[str, Any] = {"edge": settings, "limits": Limits(), "reader": reader, "held": held, "gate": gate}
+        self.edge = cast(Any, edge_of(self.core, forwarder, **parts))
         self.edge.connections = set()
 
     async def _forward(self, context: RequestContext, client: Exchange) -> None:
@@ -54,7 +60,8 @@ class Zero:
     @asynccontextmanager
     async def asked(self, model: str, *, stream: bool) -> AsyncIterator[asyncio.StreamReader]:
         body = json.dumps({"model": model, "stream": stream, "messages": [{"role": "user", "content": "hi"}]}).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: "
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\nx-api-key: k\r\n"
+        head += "content-length: "
         async with asyncio.timeout(10), connected(self.edge) as (reader, writer):
             writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
             yield reader
@@ -86,6 +93,22 @@ async def test_a_request_waits_while_the_last_pod_leaves(event: PodEvent) -> Non
         zero.core.fleet.sync([])
         zero.start_pod("m")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("change", [{"is_suspended": True}, {"data_stays": True}, {"name": "another"}])
+async def test_a_tenant_is_what_its_file_says_after_the_wait(change: dict[str, Any]) -> None:
+    """It may have been suspended meanwhile, or may have to stay here."""
+    acme = Tenant(name="acme")
+    found = Tenants({"acme": acme}, {sha256(b"k").digest(): KeyGrant(acme, inf)})
+    zero = Zero(gate=AdmissionGate(lambda: found))
+    async with zero.asked("m", stream=False) as reader:
+        await zero.waiting.wait()
+        changed = replace(acme, **change)
+        found = Tenants({changed.name: changed}, {})
+        zero.start_pod("m")
+        head = await reader.readuntil(b"\r\n\r\n")
+    assert [one.tenant for one in zero.forwarded] == ([changed] if changed.data_stays else [])
+    assert head.startswith(b"HTTP/1.1 200 " if changed.data_stays else b"HTTP/1.1 403 ")
 
 
 async def test_other_requests_wait_in_silence() -> None:

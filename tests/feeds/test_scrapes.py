@@ -100,6 +100,22 @@ async def test_a_pod_that_publishes_its_load_is_not_scraped(network: Network) ->
 
 
 @pytest.mark.net
+async def test_a_pod_that_publishes_all_the_time_is_scraped(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read all of it would take a core."""
+    monkeypatch.setattr(scrapes, "MAX_EARLY", 3)
+    with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as pub:
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+        fleet = fleet_of(make_pod("a", engine="sglang", load_endpoint=f"tcp://127.0.0.1:{port}"))
+        network["a"].answers["/metrics"] = b"sglang:num_running_reqs 1\n"
+        feed = LoadScrapes(fleet, Ledger(), fetching(network), Probes(load_interval_s=60.0, load_timeout_s=60.0))
+        stat = msgspec.msgpack.encode(["LoadStat", 3, 2, 500, 1000, 0])
+        async with running(watched(fleet, feed.check)), asyncio.timeout(DEADLINE_S):
+            while load(fleet, "a").running != 1:
+                await pub.send_multipart([b"load", bytes(8), stat])
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.net
 async def test_a_pod_whose_load_cannot_be_reached_is_scraped(network: Network) -> None:
     with closed_port() as port:
         fleet = fleet_of(make_pod("a", engine="sglang", load_endpoint=f"tcp://127.0.0.1:{port}"))

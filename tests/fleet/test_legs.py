@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from router.fleet.fleet import Fleet
-from router.fleet.legs import KEPT, LIMIT_FACTOR, OVERTAKEN_S, LegTimes
+from router.fleet.legs import KEPT, LIMIT_FACTOR, MAX_SLOWNESS, OVERTAKEN_S, LegTimes
 from tests.kit.scenes import fleet_of, make_pod
 
 
@@ -40,6 +40,13 @@ def test_a_short_leg_that_a_step_delays_says_nothing_about_long_ones() -> None:
     assert legs.limit_s("p", 1000.0, 0.0, 2.0) == LIMIT_FACTOR
 
 
+def test_one_request_that_takes_very_long_does_not_end_the_limit_of_others() -> None:
+    """Such as one with a slow grammar."""
+    legs = legs_of()
+    legs.answered("p", 1.0, 0.0, 300.0)
+    assert legs.limit_s("p", 1000.0, 0.0, 2.0) == LIMIT_FACTOR * MAX_SLOWNESS
+
+
 def test_a_leg_hangs_once_its_pod_has_sent_nothing_for_as_long_as_its_limit() -> None:
     """To nobody: a pod that answers an earlier leg, or streams to others, is busy."""
     legs = legs_of()
@@ -59,6 +66,7 @@ def test_a_leg_hangs_once_one_that_was_sent_clearly_later_is_answered() -> None:
     legs.answered("p", 100.0, 1.0 + OVERTAKEN_S, 6.0)
     assert legs.hangs("p", 1.0, 5.0, -inf, 6.0)
     assert not legs.hangs("p", 1.0, 9.0, -inf, 6.0)
+    assert not legs.hangs("p", 1.0, 5.0, -inf, 6.0, is_last=True), "another candidate would be no faster"
 
 
 def test_a_pod_that_is_gone_leaves_nothing() -> None:

@@ -27,6 +27,13 @@ from router.types import Endpoint, Generation
 from tests.fuzz.bodies import JSON
 from tests.kit import scenes
 
+CHATS = {
+    found[Endpoint.CHAT]
+    for engine in ENGINES.values()
+    for found in (engine.conversions, *engine.front_ends.values())
+    if Endpoint.CHAT in found
+}
+"""How engines and their front ends read chats in their own ways."""
 GENERATION = Generation(model="m", block_size_tokens=4)
 TEMPLATE = """\
 {% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<|start|>{{ message.role }}
@@ -62,6 +69,12 @@ def prompts(data: bytes) -> None:
             for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
                 with suppress(MalformedRequest, Unrenderable):
                     _check_tokens(endpoint, fields, warm, content_format)
+    with suppress(MalformedRequest):
+        fields = PARSERS[Endpoint.CHAT].prompt_fields(PARSERS[Endpoint.CHAT].parse(data))
+        for kind in CHATS:
+            for content_format, warm in zip(get_args(ContentFormat), _warm(), strict=True):
+                with suppress(MalformedRequest, Unrenderable):
+                    _check_tokens(Endpoint.CHAT, fields, warm, content_format, kind)
     with suppress(MalformedRequest):
         fields = PARSERS[Endpoint.MESSAGES].prompt_fields(PARSERS[Endpoint.MESSAGES].parse(data))
         for engine in ENGINES.values():
@@ -101,6 +114,9 @@ PROMPTS = (
     b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}',
     b'{"model":"m","messages":[{"role":"user","content":["in front",{"type":"image_url","image_url":{"url":"x"}}]},'
     b'{"role":"assistant","content":"ok"},{"role":"user","content":["b",{"type":"input_audio"},{"image_url":1}]}]}',
+    b'{"model":"m","messages":[{"role":"developer","content":"d","tools":5}],"reasoning_effort":["low"]}',
+    b'{"model":"m","messages":[{"role":"user","content":"h"}],"chat_template_kwargs":{"a":1e400,"b":-0}}',
+    b'{"model":"m","messages":[{"role":"user","content":"h"}],"chat_template_kwargs":{"a":%b}}' % (b"9" * 400),
     b'{"model":"m","prompt":[1,2,3,4,5,256]}',
     b'{"model":"m","max_tokens":1,"system":[{"type":"text","text":"x-anthropic-billing-header: a=b;"},{"type":"text",'
     b'"text":"S"}],"tools":[{"name":"f","input_schema":{"properties":{}}}],"messages":[{"role":"user","content":[{"type":'

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_hexdigest
 
 from router.engines.engine_catalog import ENGINES
 from router.errors import MalformedRequest
+from router.prompt.apis.vllm_rust_chat import VllmRustChat
 from router.prompt.conversation import Unrenderable
 from router.prompt.harmony import Harmony, SeparateTexts
 from router.types import Endpoint
@@ -119,3 +120,10 @@ def test_another_date_is_told_apart_from_other_differences() -> None:
     advice = today.advice(ours, theirs)
     assert "`Current date: 2026-01-03`" in advice and DATE in advice and "VLLM_SYSTEM_START_DATE" in advice
     assert today.advice(ours, ours) == today.advice(ours, []) == today.advice(ours, [1, 2]) == ""
+
+
+def test_a_tool_whose_parameters_are_no_schema_is_not_read_by_the_front_end_in_rust() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": "x"}}
+    conversion = VllmRustChat(HARMONY)
+    with pytest.raises(Unrenderable):
+        conversion.template.render({"messages": [{"role": "user", "content": "x"}], "tools": [tool]})

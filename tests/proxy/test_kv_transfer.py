@@ -22,7 +22,7 @@ from router.fleet.fleet import PodEvent
 from router.frontends.http import attempt, kv_transfer, relay
 from router.guards import Bound
 from router.request.fleet_state import Clock
-from router.types import InFlight, Link, Links
+from router.types import InFlight, Link, Links, PodState
 from tests.kit.cores import CHAT
 from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scripted_pods import Asked, Behaviour, Client, Town, town
@@ -336,6 +336,18 @@ async def test_a_successful_handoff_clears_the_failures_of_the_prefill_pod() -> 
         assert (pods.failures("p"), pods.doubts("p")) == (0, 0)
 
 
+async def test_who_is_served_has_a_vote_for_the_prefill_pod() -> None:
+    """Else it would have votes against it alone, and one client whose requests fail there could eject it."""
+    failing = saying({"error": {}}, 500)
+    async with town(p=failing, d=ANSWERING) as pods:
+        for owner, behaviour in [("a", failing), *[("b", OFFERING)] * 4, *[("a", failing)] * 3]:
+            pods.made["p"].behaviour, context = behaviour, pods.context(split(pods), direct(pods))
+            context.owner = owner
+            await pods.serve(context)
+        assert pods.handoffs("prefill_failed") == pods.handoffs("ok") == 4
+        assert (found := pods.fleet.status("p")) and found.state is PodState.READY
+
+
 @pytest.mark.parametrize("status", [400, 404, 429, 501])
 async def test_after_a_refused_prefill_the_clients_own_body_decides(status: int) -> None:
     """The prefill pod refused another body than the client's: the next candidate's response counts, good or bad."""
@@ -509,12 +521,37 @@ def virtual_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("virtual_clock")
 async def test_a_prefill_leg_that_hangs_is_tried_elsewhere() -> None:
-    """Long before the timeout of a first byte."""
+    """Long before the timeout of a first byte. The request may be the cause, so one client alone proves nothing."""
     async with town(p=silent, d=streaming) as pods:
         client = await pods.serve(pods.context(split(pods), direct(pods), stream=True))
         assert client.finished and not client.header(b"x-warmroute-prefill-pod")
-        assert (pods.failures("p"), pods.handoffs("prefill_failed")) == (1, 1)
+        assert (pods.doubts("p"), pods.handoffs("prefill_failed")) == (1, 1)
         await pods.left_alone()
+
+
+@pytest.mark.usefixtures("virtual_clock")
+@pytest.mark.parametrize("slow", ["p", "d"])
+async def test_the_last_candidate_has_more_time(slow: str) -> None:
+    """A grammar, or a picture from a slow server, may take longer than what was expected."""
+
+    def taking_long(behaviour: Behaviour) -> Behaviour:
+        async def behave(asked: Asked) -> None:
+            await asyncio.sleep(5 * kv_transfer.DECODE_LIMIT_S)
+            await behaviour(asked)
+
+        return behave
+
+    p, d = (taking_long(OFFERING), streaming) if slow == "p" else (OFFERING, taking_long(streaming))
+    async with town(p=p, d=d) as pods:
+        client = await pods.serve(pods.context(split(pods), stream=True))
+        assert client.finished and pods.handoffs("ok") == 1
+
+
+@pytest.mark.usefixtures("virtual_clock")
+async def test_the_leg_of_a_last_candidate_ends_once_its_pod_has_been_silent_for_long() -> None:
+    async with town(p=silent, d=streaming) as pods:
+        with pytest.raises(UpstreamTimeout):
+            await pods.serve(pods.context(split(pods), stream=True))
 
 
 @pytest.mark.usefixtures("virtual_clock")

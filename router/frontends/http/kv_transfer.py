@@ -59,6 +59,8 @@ MAX_TRANSFER_S = 20.0
 WATCH_INTERVAL_S = 0.25
 PREFILL_LIMIT_S, DECODE_LIMIT_S = 2.0, 5.0
 """Before these times no leg hangs, however little was expected: the first transfer between two pods takes seconds."""
+LAST_LIMIT_S = 30.0
+"""The same for the last candidate: the request itself may be slow, for a grammar or a picture that the pod fetches."""
 LEG_CHECK_S = 0.5
 """How often a leg is looked at that takes longer than its limit."""
 
@@ -226,7 +228,7 @@ class SplitExecutor:
             attempt.result = "decode_failed" if attempt.result == "ok" else attempt.result
         else:
             attempt.unread = None
-            self._breaker.success(attempt.pair.prefill.id)
+            self._served(attempt)
             if context.first_token_s is not None:
                 self._observe_handoff(attempt, context.phases.began_s + context.first_token_s)
         self._count(attempt, attempt.result)
@@ -286,11 +288,12 @@ class SplitExecutor:
         """The result of a leg, or of a decode leg where there is a `prefill`. Raises `UpstreamError` once it hangs. The
         caller ends the leg."""
         legs, expected_ms, sent_s = self._legs, attempt.expected_ms, time.monotonic()
+        least_s = LAST_LIMIT_S if attempt.last else least_s
         wait_s = legs.limit_s(pod.id, expected_ms, 0.0, least_s)
         while not (await asyncio.wait((leg,), timeout=wait_s))[0]:
             limit_s = legs.limit_s(pod.id, expected_ms, self._ledger.on(pod.id).prefill_ms, least_s)
             piece_at_s, now_s = self._ledger.received_at_s(pod.id), time.monotonic()
-            if legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s):
+            if legs.hangs(pod.id, sent_s, limit_s, piece_at_s, now_s, is_last=attempt.last):
                 raise self._hung(attempt, pod, now_s - sent_s, prefill)
             wait_s = LEG_CHECK_S
         found = leg.result()
@@ -304,7 +307,7 @@ class SplitExecutor:
         why = f"pod {pod.id}: no response after {after_s:.1f} s"
         waits = prefill is not None and not (prefill.done() and self._ledger.received_at_s(pod.id) < attempt.began_s)
         if not waits:
-            return UpstreamTimeout(why, pod=pod.id)
+            return UpstreamTimeout(why, pod=pod.id, doubtful=True)
         attempt.result = "decode_failed"
         return HandoffFailed(f"{why}: its KV did not come", pod=attempt.pair.prefill.id, doubtful=True)
 
@@ -440,9 +443,16 @@ class SplitExecutor:
         elif reply.status < 400:
             if attempt.sent_handoff:
                 attempt.unread = None
-            self._breaker.success(prefill)
+            self._served(attempt)
             self._observe_handoff(attempt, time.monotonic())
         return first
+
+    def _served(self, attempt: SplitAttempt) -> None:
+        """The prefill pod has done its part, which counts for it like any answer."""
+        pod, breaker, now_s = attempt.pair.prefill.id, self._breaker, time.monotonic()
+        if breaker.counts_success(now_s):
+            breaker.ended(pod, attempt.context.owner, now_s, is_served=True)
+        breaker.success(pod)
 
     def _observe_handoff(self, attempt: SplitAttempt, now_s: float) -> None:
         """Record the time of the handoff. An unstreamed response does not show when the KV arrived."""

@@ -205,7 +205,8 @@ class OpenAiEdge(HttpEdge):
             if error.stream:
                 self._keep_open(client)
             try:
-                await held.wait(error, client.admitted, len(client.body), until_s)
+                await held.wait(error, (admitted := client.admitted), len(client.body), until_s)
+                client.admitted = Admitted(admitted.owner, self._gate.again(admitted.tenant), admitted.hold)
             except asyncio.CancelledError:
                 if client.disconnected:
                     self.abandoned(client)

@@ -52,8 +52,10 @@ def _message(message: Any) -> ChatMessage:
     found: ChatMessage = {"role": role, "content": texts}
     if role == "tool":
         found["tool_call_id"] = _text_of(message, "tool_call_id")
-    if role == "developer" and message.get("tools"):
-        found["tools"] = [_tool(tool) for tool in message["tools"]]
+    if role == "developer" and (tools := message.get("tools")):
+        if not isinstance(tools, list):
+            refuse("tools that are no list")
+        found["tools"] = [_tool(tool) for tool in tools]
     return found
 
 

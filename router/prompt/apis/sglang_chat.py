@@ -52,7 +52,7 @@ class SglangChat(Conversion):
         """The body, with an effort that switches thinking on or off."""
         effort, variables = body.get("reasoning_effort"), body.get("chat_template_kwargs") or {}
         if effort is not None:
-            if effort not in _EFFORTS:
+            if not isinstance(effort, str) or effort not in _EFFORTS:
                 raise not_converted(f"the reasoning effort {effort!r:.40}")
             thinks = effort != "none"
             variables = {"thinking": thinks, "enable_thinking": thinks, **variables}

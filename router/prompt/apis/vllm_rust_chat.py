@@ -76,7 +76,7 @@ class RustTemplate:
             **asked,
         }
         if effort is not None:
-            if effort not in _EFFORTS:
+            if not isinstance(effort, str) or effort not in _EFFORTS:
                 refuse(f"the reasoning effort {effort!r:.40}")
             variables["reasoning_effort"] = effort
             if "enable_thinking" not in asked:
@@ -119,7 +119,10 @@ class RustHarmony:
 
     def _developer(self, instructions: str, tools: Sequence[Mapping[str, Any]]) -> str:
         sections = [f"# Instructions\n\n{self._harmony.plain(instructions)}"] if instructions else []
-        return self._harmony.sections(sections, [tool["function"] for tool in tools], "_: any")
+        try:
+            return self._harmony.sections(sections, [tool["function"] for tool in tools], "_: any")
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise not_converted(f"tools that Harmony does not know: {error}") from error
 
     def _harmony_messages(self, messages: Sequence[ChatMessage]) -> Iterator[HarmonyMessage]:
         calls = [call for message in messages for call in message.get("tool_calls", ())]
@@ -163,7 +166,10 @@ class VllmRustChat(Conversion):
         """The fields of a chat with their JSON read as serde reads it. Raises `Unrenderable`."""
         if body.get("chat_template") is not None:
             refuse("a chat template in the request")
-        given = {name: as_serde(value) for name, value in body.items() if name != "messages"}
+        try:
+            given = {name: as_serde(value) for name, value in body.items() if name != "messages"}
+        except (ValueError, RecursionError) as error:
+            raise not_converted(f"JSON: {error}") from error
         messages = body["messages"]
         return {**given, "messages": [read_json(one) if isinstance(one, msgspec.Raw) else one for one in messages]}
 

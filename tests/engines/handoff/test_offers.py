@@ -78,7 +78,7 @@ def test_a_response_without_the_field_keeps_its_bytes() -> None:
 
 
 def test_a_long_response_is_sent_before_it_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only its last bytes are held: an offer is at most as long."""
+    """Only its last bytes are held, in which an offer may begin."""
     monkeypatch.setattr(offers, "MAX_HELD_BYTES", 2 * OFFER.max_bytes)
     text = json.dumps({"text": "x" * 5 * OFFER.max_bytes, FIELD: PARAMS, "n": 1}).encode()
     one, out = OfferFilter(stream=False), list[bytes]()
@@ -88,6 +88,24 @@ def test_a_long_response_is_sent_before_it_is_complete(monkeypatch: pytest.Monke
     assert json.loads(b"".join([*out, one.end()])) == {"text": "x" * 5 * OFFER.max_bytes, "n": 1}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_offer_of_a_million_tokens_reaches_nobody_and_is_given_back(stream: bool) -> None:
+    """It is longer than what is held of other responses."""
+    offer = {"remote_block_ids": [[*range(100_000, 162_500)]]}
+    text = json.dumps({"text": "x" * offers.MAX_HELD_BYTES, FIELD: offer, "n": 1}, separators=(",", ":")).encode()
+    cuts = [*range(0, len(text), 65_536)]
+    expected = {"text": "x" * offers.MAX_HELD_BYTES, "n": 1}
+    left, found = shown(text, stream=stream, cuts=cuts)
+    assert (json.loads(left), found) == (expected, [offer])
+
+
+def test_an_offer_that_is_too_large_is_not_used_and_nothing_of_it_is_sent() -> None:
+    huge = json.dumps({FIELD: {"x": "y" * 2 * OFFER.max_bytes}, "n": 1}).encode()
+    assert shown(huge) == (b'{ "n": 1}', [])
+    text, found = shown(b'{"a":1,' + huge[1:], cuts=[*range(0, len(huge), 10_000)])
+    assert (b"y" in text, found) == (False, [])
+
+
 def test_no_part_of_an_offer_passes_where_others_in_front_of_it_were_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left without those is shorter than an offer may be."""
     monkeypatch.setattr(offers, "MAX_HELD_BYTES", 2 * OFFER.max_bytes)
@@ -95,10 +113,6 @@ def test_no_part_of_an_offer_passes_where_others_in_front_of_it_were_long(monkey
     text = json.dumps({FIELD: {"x": "y" * 2 * OFFER.max_bytes}, "n": "z" * 50_000, "o": offer}).encode()
     one = OfferFilter(stream=False)
     assert one.feed(text[:-10_000]) + one.feed(text[-10_000:]) + one.end() == b'{ "n": "%b", "o": {}}' % (b"z" * 50_000)
-
-
-def test_an_offer_that_is_too_large_is_removed_but_not_used() -> None:
-    assert shown(json.dumps({FIELD: {"x": "y" * OFFER.max_bytes}, "n": 1}).encode()) == (b'{ "n": 1}', [])
 
 
 def test_white_space_around_parameters_costs_no_more_than_other_bytes() -> None:

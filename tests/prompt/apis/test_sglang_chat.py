@@ -113,6 +113,7 @@ def test_an_effort_switches_thinking_unless_the_client_does(deepseek: Tokenizer)
         (ASKED, {"tools": [LOOK], "tool_choice": {"function": {"name": "walk"}}}),
         (ASKED, {"continue_final_message": True}),
         (ASKED, {"reasoning_effort": 0.5}),
+        (ASKED, {"reasoning_effort": ["low"]}),
         (ASKED, {"chat_template_kwargs": {"tools": []}}),
     ],
 )

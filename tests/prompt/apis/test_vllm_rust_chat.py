@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -109,6 +110,12 @@ def test_marks_are_escaped_inside_values(deepseek: Tokenizer) -> None:
     assert text == '["\u0995\\u{9be} \u0b95\\u{bbe} e\\u{301}"]' + asked["x"]
 
 
+def test_words_begin_after_space_and_punctuation_of_ascii(deepseek: Tokenizer) -> None:
+    """In Python also after a digit. Their first letter is a capital, where Python has one of its own for titles."""
+    template = "{{ \"it's THE 2nd-day\" | title }}|{{ 'ΑΣ ßa' | title }}|{{ 'ßA' | capitalize }}|{{ '2nd'.title() }}"
+    assert rendered(deepseek, template, HI) == "It'S The 2nd-Day|Ασ SSa|SSa|2Nd"
+
+
 def test_absent_tools_are_undefined(deepseek: Tokenizer) -> None:
     assert rendered(deepseek, "{{ tools is defined }}{{ documents is defined }}", HI) == "FalseFalse"
 
@@ -143,12 +150,33 @@ def test_a_message_is_continued_without_more(deepseek: Tokenizer) -> None:
         {"role": "tool", "content": "x"},
         calling("{bad"),
         calling('{"x": 1e400}'),
+        {"role": "developer", "content": "x", "tools": 5},
     ],
 )
 def test_a_chat_that_it_refuses_is_not_read(deepseek: Tokenizer, message: Any) -> None:
     with pytest.raises(Unrenderable) as error:
         rendered(deepseek, DUMP, HI, message)
     assert error.value.reason is UnreadReason.NOT_CONVERTED
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{**LOOK, "x": float("inf")}]},
+        {"documents": [10**400]},
+        {"reasoning_effort": ["low"]},
+    ],
+)
+def test_fields_that_serde_refuses_are_not_read(deepseek: Tokenizer, fields: dict[str, Any]) -> None:
+    """Such as 1e400, which other JSON readers take for infinity."""
+    with pytest.raises(Unrenderable):
+        rendered(deepseek, DUMP, HI, **fields)
+
+
+def test_fields_that_are_nested_too_deeply_are_not_read(deepseek: Tokenizer) -> None:
+    nested = reduce(lambda inner, _: [inner], range(5000), list[Any]())
+    with pytest.raises(Unrenderable):
+        rendered(deepseek, DUMP, HI, chat_template_kwargs={"x": nested})
 
 
 def test_special_tokens_are_put_around_a_chat_that_asks_for_them(deepseek: Tokenizer) -> None:
