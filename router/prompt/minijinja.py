@@ -17,6 +17,7 @@ from unicodedata import category
 
 from jinja2 import Template, TemplateError, Undefined, nodes, pass_environment
 from jinja2.ext import loopcontrols
+from jinja2.filters import do_indent
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
@@ -28,6 +29,7 @@ _SPACE += "\u2028\u2029\u202f\u205f\u3000"
 """What Rust strips: Python also strips 0x1c to 0x1f."""
 _SPACES = re.compile(f"[{_SPACE}]+")
 _WORD = re.compile(f"[^{_SPACE}{re.escape(punctuation)}]+")
+_LAST_END = re.compile(r"\r?\n\Z")
 _PADDED = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9.]+e-0[5-9]')
 """Strings, and the floats that Python writes with a padded exponent."""
 _ODD_DATE = re.compile(r"%[^aAbBdeHIjmMpSyY%]")
@@ -140,13 +142,19 @@ def _strftime_now(date_format: str) -> str:
     return strftime_now(date_format)
 
 
+def _each(is_such: Callable[[str], bool], text: str) -> bool:
+    return all(map(is_such, text))
+
+
+_PREDICATES = (str.isalnum, str.isalpha, str.isdigit, str.islower, str.isnumeric, str.isupper)
 _STRING_METHODS: Mapping[str, Callable[..., Any]] = {
+    **{one.__name__: partial(_each, one) for one in _PREDICATES},
     "strip": _stripping(str.strip),
     "lstrip": _stripping(str.lstrip),
     "rstrip": _stripping(str.rstrip),
     "split": _split,
     "splitlines": _lines,
-    "isspace": lambda text: bool(text) and not text.strip(_SPACE),
+    "isspace": lambda text: not text.strip(_SPACE),
     "join": lambda text, items: _join(items, text),
 }
 
@@ -165,6 +173,7 @@ _FILTERS: Mapping[str, Callable[..., Any]] = {
     "capitalize": lambda value: shown(value)[:1].upper() + shown(value)[1:].lower(),
     "e": lambda value: shown(value).translate(_HTML),
     "escape": lambda value: shown(value).translate(_HTML),
+    "indent": lambda value, *given, **named: do_indent(_LAST_END.sub("", shown(value)), *given, **named),
     "join": _join,
     "safe": lambda value: value,
     "string": shown,

@@ -116,6 +116,22 @@ def test_words_begin_after_space_and_punctuation_of_ascii(deepseek: Tokenizer) -
     assert rendered(deepseek, template, HI) == "It'S The 2nd-Day|Ασ SSa|SSa|2Nd"
 
 
+@pytest.mark.parametrize(
+    ("expression", "printed"),
+    [
+        ("''.isspace() and ''.isdigit() and ''.islower()", "True"),
+        ("'ab ab'.islower()", "False"),
+        ("'12'.isnumeric() and ' '.isspace()", "True"),
+        ("'A1'.isupper()", "False"),
+        ("'a\\nb\\r\\n' | indent(1) ~ '.'", "a\n b."),
+        ("'a\\n\\nb' | indent(2, true)", "  a\n\n  b"),
+    ],
+)
+def test_texts_have_the_methods_of_minijinja(deepseek: Tokenizer, expression: str, printed: str) -> None:
+    """It asks each character, and indents without the last end of line."""
+    assert rendered(deepseek, f"{{{{ {expression} }}}}", HI) == printed
+
+
 def test_absent_tools_are_undefined(deepseek: Tokenizer) -> None:
     assert rendered(deepseek, "{{ tools is defined }}{{ documents is defined }}", HI) == "FalseFalse"
 
