@@ -153,7 +153,8 @@ ALERTS = (
         look="Dashboard overview, requests by result, and attempts by pod: one pod, or all? The log lines of requests"
         " have `result`, `pod` and `error`.",
         act="Refusals that are meant (429 by `quotas`, `overloaded` by `admission`) are not counted. One pod: drain it"
-        " (`warmroute pods drain POD`). All pods: look for a change of engine, model or policy.",
+        " (`warmroute pods drain POD`). All pods: look for a change of engine, model or policy. `no_ready_pod` where a"
+        " name has a provider: `warmroute_provider_refusals_total` says why it was not asked; for `budget`, raise it.",
     ),
     Alert(
         name="WarmrouteSloMissed",

@@ -36,9 +36,10 @@ COUNTED = {
     one.series
     for chapter in (of_requests, of_decisions, of_pods)
     for one in declarations_of(chapter)
-    if one.kind is not MetricKind.GAUGE and one is not of_pods.KV_EVENTS
+    if one.kind is not MetricKind.GAUGE and one is not of_pods.KV_EVENTS and "_placed_" not in one.series
 }
-"""Metrics that grow with requests alone. Gauges follow pods and time, and KV events arrive after a response."""
+"""Metrics that grow with requests alone, at once. Gauges follow pods and time. KV events, and what other placements
+would have found, come after a response."""
 
 
 async def counted(deployment: Deployment) -> dict[str, str]:
