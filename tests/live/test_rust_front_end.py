@@ -133,7 +133,7 @@ PRINTED = (
     "{{ c | trim }}{{ ('a' ~ c ~ 'b').split() | length }}{{ c | e }}{{ c | tojson }}\n{% endfor %}"
 )
 NEWER = frozenset("\u019b\u0264\ua7d3\ua7d5\U0001171e")
-"""Of them Python 3.11 has an older Unicode."""
+"""Characters that have changed since the Unicode of Python 3.11."""
 
 
 def test_every_character_is_printed_as_minijinja_prints_it(tmp_path: Path) -> None:
