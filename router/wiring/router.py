@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from router.feeds.discovery.inference_pool import PoolObjectives
     from router.feeds.shared_rows import SharedQuotas
     from router.feeds.signing_keys import SigningKeyFeed
+    from router.frontends.held_requests import HeldRequests
     from router.frontends.prompts import LoadTokenizer
     from router.frontends.response_locator import ResponseLocator
     from router.observe.ended import EndingSink
@@ -146,8 +147,7 @@ def build_router(
     )
     next_exchange = access.shared.next_exchange if access.shared else None
     parts = core, pools, config.edge, metrics, prompts.readers, pods.responses, next_exchange, prompts.unlisted
-    forwarder = build_forwarder(*parts, front.kind, provider_senders(config, pools))
-    forwarder.held = pods.held
+    forwarder = build_forwarder(*parts, front.kind, provider_senders(config, pools), pods.held)
     objectives = pods.sources.objectives if front.has_objectives and config.admission is not None else ()
     edges = build_edge(
         pods, core, forwarder, records, policy_feed, access, files, objectives, lambda _app: router.run()
@@ -415,6 +415,7 @@ def build_forwarder(
     unlisted: PromptReader | None = None,
     kind: Callable[..., Forwarder] = Forwarder,
     providers: Mapping[PodId, ProviderSender] | None = None,
+    held: HeldRequests | None = None,
 ) -> Forwarder:
     """`next_exchange`, `unlisted`: see `Waits`. `kind`: makes one of the parts of a `Forwarder`."""
     rules = HeaderRules(trust_engine_fields=edge.trust_engine_fields, forward=edge.forward_headers)
@@ -429,6 +430,7 @@ def build_forwarder(
         splits=SplitExecutor(core.state, facts, sender, metrics),
         pulls=PullExecutor(core.state.fleet, facts, sender),
         providers=providers or {},
+        held=held,
     )
 
 

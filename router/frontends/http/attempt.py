@@ -74,6 +74,7 @@ class Forwarder(Waits):
     pulls: PullExecutor
     providers: Mapping[PodId, ProviderSender] = field(default_factory=dict)
     held: HeldRequests | None = None
+    """Where a request waits again whose pod has gone before it had it."""
     _leaving: LeavingStreams = field(init=False, default_factory=LeavingStreams)
 
     def forward(self, context: RequestContext, client: Downstream) -> Awaitable[None]:
