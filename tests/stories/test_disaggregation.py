@@ -27,8 +27,7 @@ from router.types import BlockHash, Pod, PodSpeed, Role
 from router.wiring.router import build_router
 from tests.kit.deadlines import DEADLINE_S
 from tests.kit.scenes import LLAMA_8B
-from tests.stories.conftest import SOURCE, TEMPLATE, Deployment, serving
-from tests.stories.test_first_light import opening
+from tests.stories.conftest import SOURCE, TEMPLATE, Deployment, opening, serving
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 

@@ -7,29 +7,13 @@ import re
 from contextlib import closing, suppress
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
-from tests.stories.conftest import Chat, Deploy, Deployment
+from tests.stories.conftest import Deploy, converse, opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
-
-
-def opening(topic: str, words: int = 300) -> Chat:
-    return [{"role": "user", "content": " ".join(f"{topic} {number}" for number in range(words))}]
-
-
-async def converse(deployment: Deployment, chat: Chat, turns: int) -> list[httpx.Response]:
-    """A conversation of several turns, with the model's responses in its history."""
-    answers = []
-    for turn in range(turns):
-        answer = await deployment.chat(chat)
-        answers.append(answer)
-        await deployment.apply_events()
-        chat += [answer.json()["choices"][0]["message"], {"role": "user", "content": f"And then, {turn}?"}]
-    return answers
 
 
 async def test_a_conversation_stays_on_its_pod_with_exact_predictions(deploy: Deploy) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from loadtest.mock_engine.faults import Fault, FaultKind
 from tests.stories.conftest import Deploy, Deployment
-from tests.stories.test_fault_matrix import exchange, message, nothing_stays_behind
+from tests.stories.test_failures import exchange, message, nothing_stays_behind
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 SPEECH = "/v1/audio/speech"

@@ -14,9 +14,7 @@ from structlog.testing import capture_logs
 
 from router.frontends.http import server
 from tests.kit.deadlines import DEADLINE_S
-from tests.stories.conftest import Deploy, Deployment
-from tests.stories.test_failures import SLOW
-from tests.stories.test_first_light import opening
+from tests.stories.conftest import SLOW, Deploy, Deployment, opening
 
 pytestmark = [pytest.mark.net, pytest.mark.anyio]
 
