@@ -175,6 +175,7 @@ def test_a_file_explains_what_arrived_in_a_minute(typed: Typed, file: Path) -> N
     at = ("--at", "2025-12-01T12:00Z")
     ended = typed("explain", "--file", file, *at)
     assert ended.code == 0 and explained_ids(ended.out) == ["first"] and "3 requests; explained: 1" in ended.out
+    assert "arrived at 2025-12-01" in ended.out and "12:00:05" in ended.out
     assert explained_ids(typed("explain", "--file", file, *at, "--slow", "--limit", 2).out) == ["slow", "third"]
     assert explained_ids(typed("explain", "--file", file, "--at", "2025-12-01T12:01Z").out) == ["later"]
     assert explained_ids(typed("explain", "--file", file, "third").out) == ["third"]

@@ -41,9 +41,26 @@ class Mutant:
 def mutants_of(path: Path, source: str) -> Iterator[Mutant]:
     """Every mutant of the file."""
     lines = source.encode().splitlines(keepends=True)
-    for node in _mutable(ast.parse(source)):
+    tree = ast.parse(source)
+    named = set(_named_numbers(tree))
+    for node in (one for one in _mutable(tree) if id(one) not in named):
         for after in _changes(node):
             yield Mutant(path, node.lineno, node.col_offset, _text(lines, node), after)
+
+
+def _named_numbers(tree: ast.AST) -> Iterator[int]:
+    """The `id` of each number that a module or class gives a name, such as a limit or a default: tests read it by that
+    name, so its value is no behaviour."""
+    for owner in (one for one in ast.walk(tree) if isinstance(one, ast.Module | ast.ClassDef)):
+        for statement in owner.body:
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+                yield from (id(one) for one in ast.walk(statement.value) if _is_number(one))
+
+
+def _is_number(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool)
 
 
 def _text(lines: list[bytes], node: ast.expr | ast.stmt) -> str:

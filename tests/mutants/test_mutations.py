@@ -23,7 +23,8 @@ PATH = Path("router/policy/x.py")
         ("a if b else c", "(a if not b else c)"),
         ("not a", "(a)"),
         ("True", "False"),
-        ("3", "4"),
+        ("f(3)", "f(4)"),
+        ("A = True", "A = False"),
         ("f(a)", "pass"),
     ],
 )
@@ -38,11 +39,13 @@ UNCHANGED = [
     "def f(a: int) -> str: ...",
     "@dataclass(frozen=True)\nclass A(Struct, gc=False): ...",
     "x = zip(a, strict=True)",
+    "MAX_BYTES, MAX_TOKENS = 16 * 1024, 1 << 31",
+    "class A(Struct):\n    bytes: int = 3",
 ]
 
 
 @pytest.mark.parametrize("source", UNCHANGED)
-def test_guards_texts_and_annotations_do_not_change(source: str) -> None:
+def test_guards_texts_annotations_and_named_numbers_do_not_change(source: str) -> None:
     assert not list(mutants_of(PATH, source))
 
 

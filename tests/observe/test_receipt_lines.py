@@ -25,7 +25,7 @@ from router.observe.receipts import (
 )
 from router.policy.decide import decide
 from router.policy.recording import FleetLine, record
-from router.types import FleetSnapshot, PodLoad, Scene
+from router.types import FleetSnapshot, PodLoad, PodState, Scene
 from tests.kit.scenes import POLICIES, pod, prompt, ready, request, scene
 
 BY = POLICIES["cost_aware"]
@@ -63,16 +63,20 @@ def loaded(fleet: FleetSnapshot, running: int) -> FleetSnapshot:
 
 
 def test_a_fleet_is_written_once_for_all_its_scenes(tmp_path: Path) -> None:
-    """Also after a change of load; another fleet is another line."""
+    """Also after a change of load; another fleet is another line: another state, fewer pods, another pod of the same
+    name."""
     one = scene(*ready(pod("a"), pod("b")))
     later = structs.replace(one, fleet=loaded(one.fleet, 3))
-    other = scene(*ready(pod("a")))
-    path = in_file(tmp_path, written(*map(kept, (one, later, other))))
+    drained = scene(replace(one.fleet.pods[0], state=PodState.DRAINING), one.fleet.pods[1])
+    fewer = scene(*ready(pod("a")))
+    another = scene(*ready(pod("a", hardware="a100x8")))
+    scenes = (one, later, drained, fewer, another)
+    path = in_file(tmp_path, written(*map(kept, scenes)))
     kinds = [type(line) for line in lines_of(path)]
-    assert kinds == [FleetLine, Receipt, Receipt, FleetLine, Receipt]
-    scenes = [found for _, found in recorded(lines_of(path))]
-    decisions = [decide(found.scene(), BY) for found in scenes if found]
-    assert decisions == [decide(structs.replace(each, fleet=each.fleet), BY) for each in (one, later, other)]
+    assert kinds == [FleetLine, Receipt, Receipt, *(FleetLine, Receipt) * 3]
+    found = [seen.scene() for _, seen in recorded(lines_of(path)) if seen]
+    assert [seen.fleet.pods[0].state for seen in found] == [seen.fleet.pods[0].state for seen in scenes]
+    assert [decide(seen, BY) for seen in found] == [decide(seen, BY) for seen in scenes]
 
 
 def test_a_fleet_is_repeated_after_a_number_of_scenes() -> None:

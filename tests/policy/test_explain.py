@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import RouterError
+from router.policy.calibration import class_key
 from router.policy.decide import decide
 from router.policy.explain import Explanation, explain, in_hundredths, priced
 from router.policy.spec import Policy
@@ -70,13 +71,17 @@ def test_a_price_can_be_recomputed_from_its_inputs() -> None:
     assert dict(column.plan.parts)["prefill"] == pytest.approx(prefill)
     rest = max(0, x["F"] + x["W_in"] - x["time since step began"])
     assert dict(column.plan.parts)["queue"] == pytest.approx(rest + x["W_behind"])
+    assert column.costs_of == class_key(pod("a"))
 
 
 def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
     """t0 + bytes / B * (1 + concurrent transfers); the prompt's numbers are those of the prefill pod."""
     half = {"handoff": "nixl", "kv_bytes_per_token": 1000}
     seen = scene(
-        *ready(pod("p", role=Role.PREFILL, **half), pod("d", role=Role.DECODE, serves_alone=False, **half)),
+        *ready(
+            pod("p", role=Role.PREFILL, hardware="h100x8", **half),
+            pod("d", role=Role.DECODE, serves_alone=False, **half),
+        ),
         links=Links(elsewhere=Link(2.0, 1e6)),
         inflight={"p": InFlight(pulls=1)},
     )
@@ -86,6 +91,7 @@ def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
     bytes_per_ms = x["handoff B"] * 1e6 / (1 + x["handoff concurrent"])
     expected = x["handoff t0"] + x["handoff tokens"] * x["kv_bytes_per_token"] / bytes_per_ms
     assert dict(column.plan.parts)["handoff"] == pytest.approx(expected) == 4.0
+    assert column.costs_of.endswith("/h100x8"), "the class of the pod that computes the prompt"
     assert str(column.plan.choice) == "p > d" and found.why.startswith("Only p > d could serve it.")
 
 

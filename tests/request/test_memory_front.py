@@ -86,3 +86,5 @@ def test_requests_wait_for_a_place_and_go_in_turn() -> None:
         rig.front.send_waiting()
     assert all(one.is_over for one in served)
     assert rig.known.is_idle()
+    turns = [one.decision.scene.turn for one in rig.known.ended if one.decision]
+    assert max(turns) <= len(served) + 1, "a request that is decided again is no more traffic"
