@@ -176,7 +176,7 @@ def _inputs(scene: Scene, policy: Policy, choice: Choice) -> Iterator[Input]:
     """Every number that the policy's terms read, each once. In a split, an input of the decode pod that differs from
     that of the prefill pod is marked."""
     shown: dict[str, Input] = {}
-    for side, at in placed(scene, choice):
+    for side, at in placed(scene, choice, pulls=policy.pulls):
         prompt = () if side is Side.DECODE else prompt_inputs(at)
         for each in chain(prompt, *(term.inputs(at) for _, term in policy.costs_of(side))):
             if side is Side.DECODE and shown.get(each.name, each) != each:

@@ -35,8 +35,8 @@ def choice_of(plan: Plan) -> Choice:
     return Choice(plan.pod.id, pull_from=plan.pull.holder if plan.pull else "")
 
 
-def placed(scene: Scene, choice: Choice, *, pulls: bool = True) -> Sequence[tuple[Side | None, Placement]]:
-    """Its placements: one, or one for each side of a split; empty if a pod is missing."""
+def placed(scene: Scene, choice: Choice, *, pulls: bool) -> Sequence[tuple[Side | None, Placement]]:
+    """Its placements: one, or one for each side of a split; empty if a pod is missing. `pulls`: whether pulls count."""
     planner = Planner(scene, prompt_token_count(scene))
     answering = scene.fleet.find(choice.pod)
     if answering is None:

@@ -57,9 +57,10 @@ def model_in(body: bytes, *, trusted: bool = False) -> str:
 
 @pytest.mark.parametrize("size_bytes", [5, 2 * SLICE_BYTES])
 def test_the_model_of_a_form_is_read(size_bytes: int) -> None:
-    """Also behind a large file. Without the field it is empty; a field with another name is not read."""
+    """Also behind a large file, or a long one. Without the field it is empty; one with another name is not read."""
     file = form(named(b"file", b'; filename="a"')).replace(b"value", b"-" * size_bytes)[: -len(b"--b--\r\n")]
     assert model_in(file + form(MODEL).replace(b"value", "Ünit/7b".encode())) == "Ünit/7b"
+    assert model_in(file + form(MODEL).replace(b"value", b"m" * MAX_NAME_CHARACTERS)) == "m" * MAX_NAME_CHARACTERS
     assert model_in(file + form(named(b"model[]"), named(b"models"), named(b"MODEL"))) == ""
 
 

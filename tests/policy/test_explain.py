@@ -95,6 +95,20 @@ def test_a_handoff_can_be_recomputed_from_its_inputs() -> None:
     assert str(column.plan.choice) == "p > d" and found.why.startswith("Only p > d could serve it.")
 
 
+def test_a_pull_can_be_recomputed_from_its_inputs() -> None:
+    """What is left of it once the pod has done the work ahead."""
+    fast = {"pulls": "p2p", "kv_bytes_per_token": 1000}
+    pods, work = ready(pod("a", **fast), pod("b", **fast)), InFlight(prefill_requests=1, head_ms=3.0)
+    seen = holding(scene(*pods, links=Links(elsewhere=Link(2.0, 1e5)), inflight={"a": work}), "b", 60)
+    by = policy("queue", "prefill", "transfer")
+    column = next(one for one in explained(seen, by).columns if str(one.plan.choice) == "a < b")
+    x = {each.name: each.value for each in column.inputs}
+    bytes_per_ms = x["pull B"] * 1e6 / (1 + x["pull concurrent"])
+    whole = x["pull t0"] + x["kv_bytes_per_token"] * x["pull tokens"] / bytes_per_ms
+    ahead = max(0, x["F"] + x["W_in"] - x["time since step began"]) + x["W_behind"]
+    assert dict(column.plan.parts)["transfer"] == pytest.approx(whole - ahead) and ahead > 0
+
+
 def test_the_sentence_names_the_part_that_decided() -> None:
     """What the runner-up would have cost there."""
     seen = holding(scene(*ready(pod("a"), pod("b"))), "a", 50)

@@ -37,6 +37,7 @@ from router.frontends.prompt_readers import (
     LocalPromptReader,
     ReadThreads,
     Rests,
+    generating_request,
 )
 from router.prompt import minijinja
 from router.prompt.apis.sglang_chat import SglangChat
@@ -87,6 +88,30 @@ def chat(*contents: str, **fields: Any) -> InferenceRequest:
     prompt = {"messages": messages, **fields}
     body = msgspec.json.encode(prompt)
     return scenes.request(body=body, prompt=prompt)
+
+
+SAID = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "endpoint"),
+    [
+        ({"messages": SAID}, Endpoint.CHAT),
+        ({"prompt": "hi"}, Endpoint.COMPLETIONS),
+        ({"messages": SAID, "return_token_strs": False}, Endpoint.CHAT),
+        ({"messages": SAID, "return_token_strs": True}, None),
+        ({"messages": SAID, "prompt": "hi"}, None),
+        ({"messages": SAID, "tools": []}, None),
+        ({"messages": SAID, "chat_template": "x"}, None),
+        ({"prompt": ["hi"]}, None),
+        ({}, None),
+    ],
+)
+def test_tokens_are_asked_for_of_a_chat_or_a_text(asked: dict[str, Any], endpoint: Endpoint | None) -> None:
+    """A pod answers whatever has more than tokens in its answer, or may be refused."""
+    fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in asked.items() if name == "prompt"}
+    made = generating_request(scenes.request(endpoint=Endpoint.TOKENIZE, prompt=asked | fields))
+    assert (made and made.endpoint) == endpoint
 
 
 class Watched:
