@@ -313,6 +313,17 @@ def test_a_request_waits_for_room_where_it_is_decoded() -> None:
     assert queue.try_send(wait(queue, offer(), [full]), [full], 0.0) == Closed(300.0, True)
 
 
+def test_a_pod_that_is_open_for_others_is_not_closed() -> None:
+    """A request may wait for a cheaper one meanwhile."""
+    queue = busy(ms=300.0)
+    cheap, dear = candidate("a", queue_ms=300.0), candidate("b", extra_ms=5000.0)
+    one = wait(queue, offer(limit_ms=1e6), [cheap])
+    found = queue.try_send(one, [cheap, dear], 0.0)
+    assert isinstance(found, Closed) and found.wait_ms > 0 and not found.all_closed
+    found = queue.try_send(one, [cheap], 0.0)
+    assert isinstance(found, Closed) and found.all_closed
+
+
 def test_the_error_of_predictions_is_learnt_from_late_first_tokens() -> None:
     """While they are late, requests are refused that would be in time by little; to a bound."""
 

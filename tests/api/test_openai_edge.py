@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from router.admission.gate import AdmissionGate
 from router.admission.names import ModelName, Names, NamesInUse
@@ -370,6 +371,16 @@ def test_an_error_is_answered_with_its_status_and_the_request_id() -> None:
     assert json.loads(client.sent)["error"]["code"] == "saturated"
     first, second = (served(edge, Client()).headers[b"x-request-id"] for _ in range(2))
     assert first.startswith(b"req-") and first != second
+
+
+@pytest.mark.parametrize(("error", "status", "logged"), [(Saturated("full"), 503, []), (KeyError("x"), 500, ["mine"])])
+def test_only_a_mistake_of_the_router_is_logged_with_its_traceback(
+    error: Exception, status: int, logged: list[str]
+) -> None:
+    with capture_logs() as lines:
+        client = served(make_edge(forward=failing(error)), Client(headers=[(b"x-request-id", b"mine")]))
+    assert client.status == status
+    assert [line["request_id"] for line in lines if line["event"] == "request failed" and line["exc_info"]] == logged
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,15 @@ def test_leading_blocks_end_at_the_first_missing_block() -> None:
     assert masks.walk([]) == {} and masks.walk([99, 10]) == {}
 
 
+def test_what_full_attention_has_is_what_hits_without_a_rule() -> None:
+    """Of a holder alone, whatever others have."""
+    masks = HolderMasks()
+    masks.add("a", [10, 11, 13])
+    masks.add("b", PROMPT)
+    found = [masks.full_and_hit(name, blocks, (0, 1)) for name in "abc" for blocks in (PROMPT, [], [99])]
+    assert found == [(2, 2), (0, 0), (0, 0), (5, 5), (0, 0), (0, 0), *[(0, 0)] * 3]
+
+
 def test_each_block_counts_in_its_nearest_tier() -> None:
     """Once."""
     masks = HolderMasks()

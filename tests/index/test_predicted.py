@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.index import predicted
-from router.index.predicted import PredictedIndex, Prediction
+from router.index.predicted import Checkpoints, PredictedIndex, Prediction
 from router.types import BlockChange, PodId, Tier
 from tests.index.dispatches import record
 
@@ -200,6 +200,21 @@ def test_a_confirmed_prediction_expires_like_any_other() -> None:
     index.withdraw(prediction)
     assert blocks(index, [1, 2], 109.9) == {"a": 2}
     assert blocks(index, [1, 2], 110.0) == {} and len(index) == 0
+
+
+def test_a_checkpoint_is_kept_until_the_last_prompt_that_has_it_ends() -> None:
+    """Or until the pod announces it."""
+    kept = Checkpoints()
+    for pod in "aab":
+        kept.begin(pod, [2])
+    kept.withdraw("a", [2])
+    assert set(kept.match([1, 2, 3])) == {"a", "b"}
+    kept.withdraw("a", [2])
+    assert kept.match([1, 2, 3]) == {"b": (2, 0, 0, 0)}
+    kept.announced("b", [2])
+    assert not kept.match([1, 2, 3])
+    kept.withdraw("b", [2])
+    assert not len(kept)
 
 
 def test_a_prediction_of_a_forgotten_pod_has_no_effect() -> None:

@@ -165,6 +165,12 @@ def test_a_request_that_another_pod_serves_clears_all_doubt(stream: bool) -> Non
     assert (seen, pods.held_against("ab")) == ([(1 if stream else 0, 0)], [(1, 0), (0, 0)])
 
 
+def test_a_stream_without_a_token_clears_all_doubt_at_its_end() -> None:
+    pods = ScriptedPods(a=BROKEN, b=responding(200, b"data: [DONE]\n\n"))
+    assert pods.chat(stream=True).status == 200
+    assert pods.held_against("ab") == [(1, 0), (0, 0)]
+
+
 def test_a_client_that_leaves_before_the_second_pod_responds_leaves_doubt() -> None:
     """Otherwise impatient clients would keep a broken pod in the fleet."""
     pods = ScriptedPods(a=BROKEN, b=leaving)
