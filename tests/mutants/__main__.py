@@ -3,6 +3,7 @@
     python -m tests.mutants --sample 300 --seed 1                        # of all packages
     python -m tests.mutants --sample 200 policy fleet frontends/http
     python -m tests.mutants --sample 300 --router OTHER/router           # the same sample as of another commit's tests
+    python -m tests.mutants --again OUTPUT                               # the survivors of a former run
 
 Draws random mutants (a comparison, operator, branch, constant or call changed) from the named packages of `router/`,
 runs each package's own tests against a copy of the tree, and prints the mutants that no test noticed. A survivor is
@@ -31,9 +32,16 @@ from tests.mutants.mutations import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
 NOT_COPIED = shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__", ".hypothesis", "results")
-# Packages whose tests do not have their name.
+# Where the tests of a package do not have its name, or not all of them.
 TESTS = {
+    "admission": ("admission", "golden"),
     "apis": ("request", "api"),
+    "fleet": ("fleet", "golden"),
+    "index": ("index", "golden", "stores", "parity"),
+    "observe": ("observe", "proxy"),
+    "policy": ("policy", "golden"),
+    "prompt": ("prompt", "parity"),
+    "request": ("request", "golden"),
     "frontends": ("proxy", "api"),
     "frontends/admin": ("api",),
     "frontends/extproc": ("extproc",),
@@ -63,6 +71,13 @@ def sample(
     here = _places(router, names)
     common = sorted(here.keys() & _places(other, names).keys() if other else here.keys())
     return [here[place] for place in random.Random(seed).sample(common, min(count, len(common)))]
+
+
+def survivors(output: str) -> list[Mutant]:
+    """The mutants that a former run's output calls survivors, where their lines are as they were."""
+    named = {line.removeprefix("SURVIVED ") for line in output.splitlines() if line.startswith("SURVIVED ")}
+    places = _places(ROOT / "router", packages(ROOT / "router")).values()
+    return [mutant for mutant in places if str(mutant) in named]
 
 
 def _places(router: Path, names: Sequence[str]) -> dict[tuple[str, str, str, int], Mutant]:
@@ -111,8 +126,12 @@ def main() -> int:
     options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options.add_argument("--timeout-s", type=float, default=180.0, help="longest run of a package's tests")
     options.add_argument("--router", type=Path, help="router/ of another commit: only mutants that both have")
+    options.add_argument("--again", type=Path, help="output of a former run: only its survivors")
     given = options.parse_args()
-    chosen = sample(given.packages or packages(ROOT / "router"), given.sample, given.seed, other=given.router)
+    if given.again:
+        chosen = survivors(given.again.read_text())
+    else:
+        chosen = sample(given.packages or packages(ROOT / "router"), given.sample, given.seed, other=given.router)
     with TemporaryDirectory(prefix="mutants-") as folder:
         trees: SimpleQueue[Path] = SimpleQueue()
         for job in range(given.jobs):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import ROOT, folders_of, packages, sample
+from tests.mutants.__main__ import ROOT, folders_of, packages, sample, survivors
 from tests.mutants.mutations import mutants_of
 
 PATH = Path("router/policy/x.py")
@@ -55,6 +55,12 @@ def test_all_mutants_of_a_file_parse_and_differ() -> None:
     assert len(found) > 20
     for mutant in found:
         assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source))
+
+
+def test_survivors_are_found_again_in_an_output() -> None:
+    first, *others = sample(["policy"], 3, seed=1)
+    left = [f"SURVIVED {one}" for one in ("router/gone.py:1: 1  ->  2", *others)]
+    assert {*survivors("\n".join([f"killed   {first}", *left, f"  {first}"]))} == {*others}
 
 
 def test_every_package_has_tests_that_answer_for_it() -> None:
