@@ -409,6 +409,16 @@ def test_each_gap_of_a_stream_is_counted_once() -> None:
     assert metrics.gaps.labels("a").value == 2.0
 
 
+async def test_a_pod_that_leaves_is_followed_no_more() -> None:
+    streams, before = KvStreams(Fleet(), LocalStore(), KvStreamMetrics(Registry())), asyncio.all_tasks()
+    streams.follow(make_pod("a"), Generation(model="m"), KvEventSource("tcp://127.0.0.1:1"))
+    [following_it] = asyncio.all_tasks() - before
+    assert streams.follows("a")
+    streams.leave("a")
+    await asyncio.wait([following_it], timeout=DEADLINE_S)
+    assert following_it.cancelled() and not streams.follows("a")
+
+
 # --- pods that send too much ---
 
 

@@ -202,6 +202,24 @@ def test_a_confirmed_prediction_expires_like_any_other() -> None:
     assert blocks(index, [1, 2], 110.0) == {} and len(index) == 0
 
 
+def test_what_a_pod_computes_are_the_blocks_of_pending_prompts() -> None:
+    index = PredictedIndex()
+    one = index.begin("a", [1, 2, 3], ttl_s=TTL_S, capacity_blocks=9)
+    asked = [1, 2, 3, 4], [1, 2, 3], [1, 9], [9]
+    assert [index.computing("a", hashes) for hashes in asked] == [3, 3, 1, 0]
+    assert index.computing("b", [1, 2, 3]) == 0
+    index.confirm(one, 0.0)
+    assert index.computing("a", [1, 2, 3]) == 0
+
+
+def test_the_checkpoints_of_a_prediction_end_with_it() -> None:
+    index = PredictedIndex()
+    one = index.begin("a", [1, 2, 3], ttl_s=TTL_S, ends=[2])
+    assert index.checkpoints.match([1, 2, 3]) == {"a": (2, 0, 0, 0)}
+    index.withdraw(one)
+    assert not index.checkpoints.match([1, 2, 3]) and not len(index.checkpoints)
+
+
 def test_a_checkpoint_is_kept_until_the_last_prompt_that_has_it_ends() -> None:
     """Or until the pod announces it."""
     kept = Checkpoints()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from router.fleet.scaling import PoolKey, PoolSignals, Resource
-from router.observe.declared import of_pods, of_process
+from router.observe.declared import of_pods, of_process, of_requests
 from router.observe.fast_metrics import PIECE_SAMPLES
 from router.observe.metrics import KNOWN_STATES, Metrics, replace_pools
 from router.types import FleetSnapshot, InFlight, PodLoad, PodSpeed, PodState, PodStatus
@@ -69,6 +69,13 @@ def test_the_series_of_a_pod_leave_with_it() -> None:
     metrics.observe_fleet(fleet, {}, 0)
     text = metrics.render()
     assert b"gone" not in text and b'warmroute_pod_requests_total{pod="stays",result="ok"} 1.0' in text
+
+
+def test_what_a_queue_has_learnt_is_in_seconds() -> None:
+    metrics = Metrics()
+    metrics.queue_learnt("m", 0.25, 40.0)
+    assert metrics[of_requests.QUEUE_ERROR].labels("m").value == 0.25
+    assert metrics[of_requests.QUEUE_REST_S].labels("m").value == 0.04
 
 
 def test_every_state_of_a_pod_is_a_series() -> None:

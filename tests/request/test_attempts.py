@@ -40,6 +40,8 @@ def test_a_busy_pod_is_replaced_by_the_next_candidate(status: int) -> None:
     assert (served.status, served.received, served.asked) == (200, WHOLE, ["a", "b"])
     assert served.context is not None and [failure.pod for failure in served.context.failures] == ["a"]
     assert (pods.held_against("ab"), retries(pods, "upstream_broken")) == ([(1, 0), (0, 0)], 1)
+    ends = [("a", "upstream_broken"), ("b", "ok")]
+    assert [pods.counted("warmroute_pod_requests_total", pod=pod, result=result) for pod, result in ends] == [1, 1]
     assert pods.is_idle()
 
 
