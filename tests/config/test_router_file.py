@@ -92,6 +92,15 @@ def test_a_wrong_authority_of_an_api_server_is_refused_with_its_line(tmp_path: P
     check(path, f"{text}      ca_file: ''\n")
 
 
+def test_a_missing_key_of_redis_is_refused_with_its_line(tmp_path: Path) -> None:
+    path, key = tmp_path / "router.yaml", tmp_path / "tls.key"
+    text = f"{GOOD}index:\n  redis:\n    url: rediss://one\n    tls:\n      cert_file: {key}\n      key_file: {key}\n"
+    with pytest.raises(ConfigError, match=rf"^{path}:14: index\.redis\.tls\.cert_file: .*{key}"):
+        check(path, text)
+    key.write_text("a key")
+    check(path, text)
+
+
 PROVIDER = """providers:
 - name: hosted
   url: https://a

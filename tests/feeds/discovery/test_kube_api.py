@@ -15,6 +15,8 @@ import pytest
 from router.config.pod_schema import KubernetesApi
 from router.errors import ConfigError
 from router.feeds.discovery.kube_api import KubeApi, KubeApiError
+from router.frontends.http.upstream import UpstreamPool
+from router.types import PodTls
 from router.wiring import kube_sources
 from router.wiring.kube_sources import api_server
 from tests.kit.deadlines import DEADLINE_S
@@ -149,3 +151,31 @@ async def test_lines_of_a_watch_are_whole_whatever_the_records_are(tmp_path: Pat
         with kube_api(url, files.ca, tmp_path / "token") as api:
             read = [line async for lines in api.lines("/api", {"watch": "1"}, DEADLINE_S) for line in lines]
         assert read == LINES
+
+
+# --- the address ---
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "url"),
+    [("10.0.0.1", None, "https://10.0.0.1:443"), ("fd00::1", "6443", "https://[fd00::1]:6443"), (None, "443", None)],
+)
+def test_the_api_server_of_the_cluster_is_the_default(
+    host: str | None, port: str | None, url: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("HOST", host), ("PORT", port)):
+        monkeypatch.delenv(f"KUBERNETES_SERVICE_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
+    asked: list[str] = []
+
+    def connect(to: str, tls: PodTls) -> UpstreamPool:
+        asked.append(to)
+        return api_server(to, tls)
+
+    if url is None:
+        with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_HOST is not set"):
+            KubeApi(KubernetesApi(ca_file=""), connect)
+    else:
+        KubeApi(KubernetesApi(ca_file=""), connect).close()
+        assert asked == [url]
