@@ -51,6 +51,16 @@ def test_a_request_that_has_ended_makes_place_for_another() -> None:
     refused(quotas, limits)
 
 
+def test_a_request_is_concurrent_from_its_first_byte() -> None:
+    """Before its model is known."""
+    quotas, limits = Quotas(), (Quota(concurrent_requests=1),)
+    hold = quotas.receive("tenant", limits, NOW_S)
+    assert isinstance(hold, Hold)
+    assert isinstance(quotas.receive("tenant", limits, NOW_S), Short)
+    quotas.end(hold, 0, 0, NOW_S)
+    assert isinstance(quotas.receive("tenant", limits, NOW_S), Hold)
+
+
 def test_of_several_limits_for_the_same_the_lowest_counts() -> None:
     """Each request counts once."""
     for limits in (Quota(requests_per_minute=2), Quota(requests_per_minute=9)), (Quota(requests_per_minute=2),) * 2:
