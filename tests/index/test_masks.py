@@ -40,7 +40,7 @@ def test_leading_blocks_end_at_the_first_missing_block() -> None:
 
 
 def test_what_full_attention_has_is_what_hits_without_a_rule() -> None:
-    """Of a holder alone, whatever others have."""
+    """Other holders of the blocks make no difference."""
     masks = HolderMasks()
     masks.add("a", [10, 11, 13])
     masks.add("b", PROMPT)

@@ -108,7 +108,7 @@ SAID = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_tokens_are_asked_for_of_a_chat_or_a_text(asked: dict[str, Any], endpoint: Endpoint | None) -> None:
-    """A pod answers whatever has more than tokens in its answer, or may be refused."""
+    """A pod answers what has more than tokens in its answer, or what it may refuse."""
     fields = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in asked.items() if name == "prompt"}
     made = generating_request(scenes.request(endpoint=Endpoint.TOKENIZE, prompt=asked | fields))
     assert (made and made.endpoint) == endpoint

@@ -16,7 +16,7 @@ POOLS = tuple(KubernetesPods(inference_pool=name, namespaces=("ns",), api=API) f
 
 
 def test_each_source_has_a_name_and_a_status() -> None:
-    """Two of one kind are told apart."""
+    """The second of a kind has a number."""
     kube = KubernetesPods(selector="app=vllm", namespaces=("ns",), api=API)
     names = (DnsName(name="pods.ns", port=8000),)
     files = (TargetFile(path="a.yaml"), TargetFile(path="a.yaml"))
