@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
+from router.config.schema import TracingConfig
+from router.errors import ConfigError
 from router.observe.ended import Ended
 from router.observe.tracing import Header, RequestTrace, Tracing
+from router.wiring.router import build_tracing
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01".encode()
@@ -149,3 +153,18 @@ def test_clients_cannot_have_more_recorded_than_the_limit() -> None:
     assert 5 <= len(recorded) <= 10  # a second may have ended
     refused = next(trace for trace in traces if trace.sink is None)
     assert sent(refused, headers) == [(b"traceparent", UNSAMPLED)]
+
+
+# --- the extra ---
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "router.observe.spans", None)
+    with pytest.raises(ConfigError, match=r"`pip install '\.\[otel\]'` in the clone"):
+        build_tracing(TracingConfig(enabled=True))
+
+
+def test_a_wrong_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
+    with pytest.raises(ConfigError, match="OTEL_"):
+        build_tracing(TracingConfig(enabled=True))

@@ -21,14 +21,12 @@ from router.cli import main
 from router.cli.receipt_files import receipts_of
 from router.cli.replay import choices
 from router.config.schema import TracingConfig
-from router.errors import ConfigError
 from router.observe.declared import of_decisions, of_pods, of_requests
 from router.observe.fast_metrics import MetricKind
 from router.observe.receipts import Explained
 from router.phases import PHASES
 from router.policy.price import Choice
 from router.policy.review import review
-from router.wiring.router import build_tracing
 from tests.kit.scenes import POLICIES
 from tests.otlp_receiver import Collector, attributes, collecting
 from tests.stories.conftest import Chat, Deploy, Deployment, converse, opening
@@ -244,15 +242,3 @@ async def test_tracing_is_off_by_default(deploy: Deploy) -> None:
     assert answer.status_code == 200
     assert "traceparent" not in answer.headers
     assert deployment.program.edges.tracing is None
-
-
-def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "router.observe.spans", None)
-    with pytest.raises(ConfigError, match=r"`pip install '\.\[otel\]'` in the clone"):
-        build_tracing(TracingConfig(enabled=True))
-
-
-def test_a_wrong_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")
-    with pytest.raises(ConfigError, match="OTEL_"):
-        build_tracing(TracingConfig(enabled=True))

@@ -181,8 +181,7 @@ def first_pod_reports(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return prefix
 
 
-async def test_every_chat_is_served(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
-    """The only pod serves it, with any report."""
+async def test_a_pod_that_reports_nonsense_serves_every_chat(deploy: Deploy, first_pod_reports: list[bytes]) -> None:
     async with deploy(pods=1, engine=WHOLE_PAGES) as deployment:
         for page in (WAITING, UNQUOTED, ENORMOUS):
             first_pod_reports[:] = [page]  # once the pod is trusted: an ejected one would not become so
