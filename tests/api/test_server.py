@@ -50,8 +50,9 @@ async def answer_over(connection: socket.socket) -> tuple[bytes, bytes]:
 async def test_a_connection_in_the_listening_queue_is_answered() -> None:
     """The kernel completes connections before the server accepts them."""
     async with started(delay_s=0) as (server, _, ours):
+        ended = asyncio.ensure_future(server.shutdown([ours]))
+        await asyncio.sleep(0)  # the server is about to close its socket
         with socket.create_connection(ours.getsockname()) as theirs:
-            ended = asyncio.ensure_future(server.shutdown([ours]))
             head, body = await answer_over(theirs)
             assert (body, b"connection: close" in head) == (b"a", True)
             await ended
