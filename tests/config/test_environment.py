@@ -60,6 +60,12 @@ def test_all_unset_variables_are_reported_with_line_and_key(folder: Path) -> Non
     assert ":3: listen.port: " in second
 
 
+@pytest.mark.parametrize("value", ["${", "${}", "${WARM-PORT}", "${1}", "a ${WARM_PORT"])
+def test_what_is_no_reference_is_refused_with_what_to_write(folder: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r":1: policy: `\$\{` must be followed by a name and `\}`"):
+        loaded(folder, f"policy: '{value}'\n")
+
+
 @pytest.mark.parametrize("text", ["listen: {port: '${WARM_SECRET}'}", "log: {format: 'x${WARM_SECRET}'}"])
 def test_the_value_of_a_variable_is_not_printed(folder: Path, text: str) -> None:
     """It may be a secret in the wrong place."""

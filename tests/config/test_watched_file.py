@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -53,6 +54,24 @@ def test_the_last_value_stays_and_each_problem_is_logged_once(file: Path) -> Non
         source.problem = ""
         assert value.current() == 5 and not value.error and value.failed_since_s is None
     assert [line.get("error", line["event"]) for line in lines] == ["a", "b", "files read again"]
+
+
+def test_it_is_followed_in_intervals(file: Path) -> None:
+    """And read once it does not change any more."""
+    source, slept_s = Source(), list[float]()
+    value = watched(source.read, str(file), event="not readable")
+    value.current()
+    file.write_text("another")
+
+    async def sleep(delay_s: float) -> None:
+        slept_s.append(delay_s)
+        if len(slept_s) > 2:
+            raise asyncio.CancelledError
+
+    value.sleep = sleep
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(value.follow(10.0))
+    assert (slept_s, value.value) == ([10.0, value.steady_s, 10.0], 2)
 
 
 def test_a_file_that_was_never_readable_is_an_error_or_the_first_value(file: Path) -> None:
