@@ -109,6 +109,15 @@ def test_tenants_without_requests_take_no_memory() -> None:
     assert not order._bands
 
 
+def test_tenants_that_leave_take_no_memory_while_another_waits() -> None:
+    order = queued(waiting(HEAVY))
+    for at in range(1000):
+        one = waiting(Tenant(name=str(at)))
+        order.add(one)
+        order.remove(one)
+    assert [len(band.tenants) for band in order._bands.values()] == [1]
+
+
 # --- any history ---
 
 BANDS = {"low": -1, "heavy": 0, "light": 0, "double": 0, "vip": 1, "vips": 1}

@@ -209,6 +209,7 @@ GOOD = lesson().go_on(10).fit.state()
         msgspec.structs.replace(GOOD, prior=(1.0, 1.0)),
         msgspec.structs.replace(GOOD, covariance=GOOD.covariance[:2]),
         msgspec.structs.replace(GOOD, covariance=((1.0, 2.0, 0.0), (2.0, 1.0, 0.0), (0.0, 0.0, 1.0))),
+        msgspec.structs.replace(GOOD, covariance=((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 0.0))),
         msgspec.structs.replace(GOOD, covariance=((1.0, 0.5, 0.0), (0.4, 1.0, 0.0), (0.0, 0.0, 1.0))),
         msgspec.structs.replace(GOOD, covariance=((99.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))),
         msgspec.structs.replace(GOOD, shares=(0.0, 0.0, 0.0)),
