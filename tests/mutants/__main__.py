@@ -74,7 +74,8 @@ def sample(
 
 
 def survivors(output: str) -> list[Mutant]:
-    """The mutants that a former run's output calls survivors, where their lines are as they were."""
+    """The mutants that a former run's output calls survivors, where their lines are as they were. Of equal
+    changes in one line, all."""
     named = {line.removeprefix("SURVIVED ") for line in output.splitlines() if line.startswith("SURVIVED ")}
     places = _places(ROOT / "router", packages(ROOT / "router")).values()
     return [mutant for mutant in places if str(mutant) in named]

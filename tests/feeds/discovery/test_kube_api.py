@@ -158,24 +158,24 @@ async def test_lines_of_a_watch_are_whole_whatever_the_records_are(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("host", "port", "url"),
-    [("10.0.0.1", None, "https://10.0.0.1:443"), ("fd00::1", "6443", "https://[fd00::1]:6443"), (None, "443", None)],
+    [("10.0.0.1", "443", "https://10.0.0.1:443"), ("fd00::1", "6443", "https://[fd00::1]:6443")],
 )
 def test_the_api_server_of_the_cluster_is_the_default(
-    host: str | None, port: str | None, url: str | None, monkeypatch: pytest.MonkeyPatch
+    host: str, port: str, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("HOST", host), ("PORT", port)):
-        monkeypatch.delenv(f"KUBERNETES_SERVICE_{name}", raising=False)
-        if value is not None:
-            monkeypatch.setenv(f"KUBERNETES_SERVICE_{name}", value)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
     asked: list[str] = []
 
     def connect(to: str, tls: PodTls) -> UpstreamPool:
         asked.append(to)
         return api_server(to, tls)
 
-    if url is None:
-        with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_HOST is not set"):
-            KubeApi(KubernetesApi(ca_file=""), connect)
-    else:
-        KubeApi(KubernetesApi(ca_file=""), connect).close()
-        assert asked == [url]
+    KubeApi(KubernetesApi(ca_file=""), connect).close()
+    assert asked == [url]
+
+
+def test_outside_a_cluster_the_api_server_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigError, match=r"KUBERNETES_SERVICE_HOST is not set\); set discovery\.kubernetes\.api\.url"):
+        KubeApi(KubernetesApi(), api_server)
